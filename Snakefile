@@ -1,0 +1,108 @@
+"""From nothing to every figure: pretrain -> one RL run a seed -> collect -> analyses. Everything is written under runs/<preset>/.
+
+    make reproduce PRESET=mini                    or, by hand,
+    snakemake --config preset=mini                the profile in profiles/default is picked up by itself
+    snakemake --config preset=paper --executor slurm ...
+"""
+import shlex
+import sys
+
+sys.path.insert(0, workflow.basedir)
+from tiny_rlvr.runs import BASE, TABLES
+from tiny_rlvr.workflow import analyses, code_hash, load_preset, preset_params, report
+
+PRESET = config.get("preset", "mini")
+RUN = f"{config.get('runs_root', 'runs')}/{PRESET}"
+RESULTS, FIGURES = f"{RUN}/results", f"{RUN}/figures"
+ANALYSES = [path.stem for path in analyses()]
+N_SEEDS = load_preset(PRESET)["n_seeds"]
+SEEDS = range(BASE, N_SEEDS)  # the base model is measured as the others are
+
+
+def notebook(name):
+    return f"nbs/experiments/{name}.ipynb"
+
+
+def depends(name):
+    "What a notebook's results depend on besides its input files. A job reruns when this changes, and not when the notebook's file does."
+    return lambda wildcards: dict(code=code_hash(notebook(name)), values=preset_params(notebook(name), PRESET))
+
+
+def run(*params):
+    "The shell command that runs a rule's notebook; its executed copy is the rule's log, so that it survives a failure."
+    given = " ".join(f"-p {p}" for p in params)
+    return (
+        "export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads} OPENBLAS_NUM_THREADS={threads}; "
+        f"{shlex.quote(sys.executable)} -m tiny_rlvr.workflow run {{input.notebook}} -o {{log}} --preset {PRESET} -p results_dir {shlex.quote(RESULTS)} {given}"
+    )
+
+
+rule all:
+    input:
+        expand(f"{RUN}/done/{{name}}", name=ANALYSES),
+
+
+# A rerun that fails deletes a rule's outputs, so the checkpoint that a killed pretraining resumes from is none of them.
+rule x0_pretrain:
+    input:
+        notebook=ancient(notebook("x0_pretrain")),
+    output:
+        f"{RESULTS}/substrate.safetensors",
+    log:
+        f"{RUN}/notebooks/x0_pretrain.ipynb",
+    params:
+        depends=depends("x0_pretrain"),
+    threads: workflow.cores
+    shell:
+        run(f"run_dir {shlex.quote(RUN)}")
+
+
+rule x1_run:
+    input:
+        rules.x0_pretrain.output,
+        notebook=ancient(notebook("x1_run")),
+    output:
+        expand(f"{RUN}/seeds/{{{{seed}}}}/{{table}}.parquet", table=TABLES),
+    log:
+        f"{RUN}/notebooks/x1_run_{{seed}}.ipynb",
+    params:
+        depends=depends("x1_run"),
+    threads: 1
+    shell:
+        run(f"run_dir {shlex.quote(RUN)}", "seed {wildcards.seed}")
+
+
+rule collect:
+    input:
+        expand(f"{RUN}/seeds/{{seed}}/{{table}}.parquet", seed=SEEDS, table=TABLES),
+    output:
+        expand(f"{RESULTS}/{{table}}.parquet", table=TABLES),
+    shell:
+        f"{shlex.quote(sys.executable)} -m tiny_rlvr.workflow collect {shlex.quote(RUN)} {shlex.quote(RESULTS)} --n-seeds {N_SEEDS}"
+
+
+# Which figures an analysis draws is its own business; the mark says that all of them are there.
+rule analysis:
+    input:
+        rules.collect.output,
+        rules.x0_pretrain.output,
+        notebook=ancient(notebook("{name}")),
+    output:
+        touch(f"{RUN}/done/{{name}}"),
+    wildcard_constraints:
+        name="|".join(ANALYSES),
+    log:
+        f"{RUN}/notebooks/{{name}}.ipynb",
+    params:
+        depends=lambda wildcards: depends(wildcards.name)(wildcards),
+    threads: 1
+    shell:
+        run(f"figures_dir {shlex.quote(FIGURES)}")
+
+
+onsuccess:
+    print(report(RUN), file=sys.stderr)
+
+
+onerror:
+    print("\n" + report(RUN), file=sys.stderr)
