@@ -9,7 +9,7 @@ import sys
 
 sys.path.insert(0, workflow.basedir)
 from tiny_rlvr.runs import BASE, TABLES
-from tiny_rlvr.workflow import analyses, code_hash, load_preset, preset_params, report
+from tiny_rlvr.workflow import analyses, code_hash, load_preset, preset_params, report_failure, report_success
 
 PRESET = config.get("preset", "mini")
 RUN = f"{config.get('runs_root', 'runs')}/{PRESET}"
@@ -101,8 +101,8 @@ rule analysis:
 
 
 onsuccess:
-    print(report(RUN), file=sys.stderr)
+    print("\n" + report_success(RUN), file=sys.stderr)
 
 
 onerror:
-    print("\n" + report(RUN), file=sys.stderr)
+    print("\n" + report_failure(RUN), file=sys.stderr)

@@ -206,7 +206,8 @@ def train(
     Columns: update; reward_mean; zero_signal_fraction (of groups); entropy (nats, mean over generated positions); ratio_mean and clip_fraction (over trained tokens, last inner epoch);
     kl (nats per token, to the reference, of the policy that sampled); grad_norm (before clipping); completion_length (tokens); seconds_rollout, seconds_backward, seconds_optimizer.
     Raises `FloatingPointError` if the gradient stops being finite. Source: the post, "The experiment"."""
-    rngs,opt = streams(seed, 'problems', 'noise'),optimizer_for(model, cfg.lr, cfg.betas, cfg.weight_decay)
+    # a seed's first stream belongs to pretraining: no number serves twice
+    rngs,opt = streams(seed, 'pretraining', 'problems', 'noise'),optimizer_for(model, cfg.lr, cfg.betas, cfg.weight_decay)
     reference = deepcopy(model).requires_grad_(False) if reference is None else reference
     queue,made,log = deque(),0,[]
     for update in progress(range(cfg.updates), desc='update'):

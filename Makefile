@@ -1,0 +1,54 @@
+# make reproduce            from nothing to every table and figure, at the mini preset   (PRESET=nano, mini or paper)
+# make figures              draw every figure from the shipped results/ again
+# make test                 the notebooks' own tests, then tests/
+# make lab                  JupyterLab on the notebooks
+# make notebooks            put the outputs of the last run into the committed notebooks (PRESET=paper: results/ and figures/ too)
+# make readme               README.md from nbs/index.ipynb
+# make docs                 the documentation site (needs quarto)
+# make clean                remove what can be made again, but not runs/
+#
+# Each of them makes .venv first if it is missing or older than settings.ini or constraints.txt.
+# An environment of your own: make test BIN=$CONDA_PREFIX/bin
+SHELL := /bin/bash
+PRESET ?= mini
+PYTHON ?= python3
+BIN ?= .venv/bin
+READY := $(if $(filter .venv/bin,$(BIN)),.venv/.installed)
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: reproduce figures test lab notebooks readme docs clean
+
+.venv/.installed: settings.ini constraints.txt setup.py
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, but $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	@echo "installing the packages into .venv (some minutes, about 2 GB)"
+	.venv/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+reproduce: $(READY)
+	$(BIN)/snakemake --config preset=$(PRESET)
+
+figures: $(READY)
+	$(BIN)/python -m tiny_rlvr.workflow figures
+
+# An empty TINY_RLVR_PROGRESS hides the progress bars. Experiments are run by tests/test_workflow.py.
+test: $(READY)
+	TINY_RLVR_PROGRESS= $(BIN)/nbdev_test --path nbs --skip_folder_re '^(experiments|[_.].*)$$' --n_workers 2
+	TINY_RLVR_PROGRESS= $(BIN)/python -m pytest tests
+
+lab: $(READY)
+	$(BIN)/jupyter lab nbs
+
+notebooks: $(READY)
+	$(BIN)/python -m tiny_rlvr.workflow publish --preset $(PRESET)
+
+readme: $(READY)
+	$(BIN)/python -m tiny_rlvr.workflow readme
+
+docs: $(READY)
+	@command -v quarto >/dev/null || { echo "make docs needs the program quarto, which pip can't install: https://quarto.org, or conda env create -f environment.yml"; exit 1; }
+	$(BIN)/nbdev_docs
+
+clean:
+	rm -rf _docs _proc dist build *.egg-info .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
