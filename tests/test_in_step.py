@@ -5,7 +5,7 @@ import pytest, yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tiny_rlvr.runs import check_params
-from tiny_rlvr.workflow import analyses, load_preset, notebook_params, readme_text
+from tiny_rlvr.workflow import analyses, imported, load_preset, notebook_params, readme_text
 
 ROOT = Path(__file__).parent.parent
 LIBRARY = sorted((ROOT/"nbs").glob("*.ipynb"))
@@ -28,11 +28,7 @@ def module_of(notebook):
 MODULES = {module_of(nb): nb for nb in LIBRARY if module_of(nb)}
 
 
-def imports(module):
-    "The tiny_rlvr modules that a module imports itself."
-    tree = ast.parse((ROOT/"tiny_rlvr"/f"{module}.py").read_text())
-    names = [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module] + [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
-    return {n.split(".")[1] for n in names if n.startswith("tiny_rlvr.")}
+def imports(module): return imported(ast.parse((ROOT/"tiny_rlvr"/f"{module}.py").read_text()))
 
 
 @pytest.fixture(scope="module")

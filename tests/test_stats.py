@@ -100,9 +100,9 @@ def test_pvalues_are_uniform_on_null_data():
     def p():
         sets = r.random((8, 100)) < np.where(strata == 0, .5, .2)
         return jaccard_permutation_test(sets, np.ones(100, bool), strata, rng=r, n_perm=199).pvalue
-    ps = np.array([p() for _ in range(300)])
+    ps = np.array([p() for _ in range(1000)])
     assert st.kstest(ps, "uniform").pvalue > .01
-    assert np.mean(ps <= .05) < .10
+    assert .03 < np.mean(ps <= .05) < .07
 
 def test_with_few_deaths_the_pvalue_errs_on_the_safe_side():
     r = rng(2)

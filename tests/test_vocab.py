@@ -1,10 +1,7 @@
 "Claims about the alphabet."
 import numpy as np, pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 from tiny_rlvr.vocab import BOS, CHARS, EOS, PAD, TOKENS, VOCAB_SIZE, decode, encode
-
-settings.register_profile("tiny_rlvr", deadline=None, derandomize=True)
-settings.load_profile("tiny_rlvr")
 
 
 def test_the_alphabet_is_the_posts():

@@ -98,20 +98,20 @@ def _capability_panel(ax, p_base, p_seeds, ks):
     mean, low, high = _band(seeds)
     for s in seeds: ax.plot(ks, s, color=C["rl"], lw=.7, alpha=.45, gid="seed")
     ax.fill_between(ks, low, high, color=C["rl"], alpha=.35, lw=0)
-    ax.plot(ks, mean, color=C["rl"], lw=2.6, marker="o", ms=4, gid="mean")
-    ax.plot(ks, base, color=C["base"], lw=2.6, marker="s", ms=4, gid="base")
+    ax.plot(ks, mean, color=C["rl"], lw=3.6, marker="o", ms=6, gid="mean") # wider than the base, to be seen behind it where they coincide
+    ax.plot(ks, base, color=C["base"], lw=1.8, marker="s", ms=3.5, gid="base")
     ax.set_xscale("log", base=2)
     step = max(1, int(np.ceil(np.log2(max(ks)/min(ks))/5))) if max(ks) > min(ks) else 1
     ax.xaxis.set_major_locator(LogLocator(base=2**step)); ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))
     span = np.log2(max(ks)/min(ks)) or 1
-    ax.set(xlim=(min(ks)*2**(-.42*span), max(ks)*2**(.42*span)), ylim=(0, 1.2), xlabel="k, tries per problem", ylabel=f"pass@k (mean of {len(p_base)} problems)", title="capability")
+    ax.set(xlim=(min(ks)*2**(-.47*span), max(ks)*2**(.47*span)), ylim=(0, 1.2), xlabel="k, tries per problem", ylabel=f"pass@k (mean of {len(p_base)} problems)", title="capability")
     ax.xaxis.set_major_locator(FixedLocator([k for k in ax.get_xticks() if min(ks) <= k <= max(ks)]))
     ax.set_yticks(np.linspace(0, 1, 6)); ax.yaxis.set_major_formatter(PercentFormatter(1))
     for i, ha, dx in [(0, "right", -7), (-1, "left", 7)]:
         for y, value, c in zip(_apart([base[i], mean[i]], .085), [base[i], mean[i]], [C["base"], _text(C["rl"])]):
             ax.annotate(_share(value), (ks[i], y), (dx, 0), textcoords="offset points", ha=ha, va="center", color=c, fontweight="bold", fontsize=11)
-    ax.text(.03, .985, f"after RL: {_runs(len(seeds))}, mean,\n95% interval of the mean", transform=ax.transAxes, color=_text(C["rl"]), va="top", linespacing=1.15)
+    ax.text(.03, .985, f"after RL, {_runs(len(seeds))}:\nmean, 95% interval", transform=ax.transAxes, color=_text(C["rl"]), va="top", linespacing=1.15)
     ax.annotate("base", (ks[len(ks)//2], base[len(ks)//2]), (7, -5), textcoords="offset points", color=C["base"], va="top", fontweight="bold") # below an increasing curve nothing else is drawn
 
 def _scatter_panel(ax, p_base, p_seeds, p_floor, mean, alive, dead):
@@ -132,7 +132,7 @@ def _scatter_panel(ax, p_base, p_seeds, p_floor, mean, alive, dead):
     for axis in (ax.xaxis, ax.yaxis): axis.set_major_locator(ticks); axis.set_minor_locator(NullLocator())
     for i, (glyph, word, hit) in enumerate([("▲", "revived", rose), ("✖", "killed", died)]): # above p = 1 there are no dots
         ax.text(.03, .98 - .075*i, f"{glyph} {word} in ≥ 1 seed: {hit.sum()}", transform=ax.transAxes, color=_text(C[word]), va="top", fontweight="bold", fontsize=11)
-    for t, ha, word in [(dead, "right", "dead "), (alive, "left", " alive")]: ax.text(t, p_floor, word, ha=ha, va="center", color=_text(C["neutral"]), fontsize=10)
+    for t, ha, word in [(dead, "right", "dead "), (alive, "left", " alive")]: ax.text(t, p_floor, word, ha=ha, va="center", color=_text(C["neutral"]), fontsize=11)
 
 @_styled
 def capability_figure(
@@ -268,7 +268,7 @@ def _smooth(wide, window):
 
 def _seed_lines(ax, wide, mean_label=None):
     for s in wide: ax.plot(wide.index, wide[s], color=C["rl"], lw=.7, alpha=.45, gid="seed")
-    ax.plot(wide.index, wide.mean(1), color=C["rl"], lw=2.6, gid="mean")
+    ax.plot(wide.index, wide.mean(axis=1), color=C["rl"], lw=2.6, gid="mean")
 
 @_styled
 def signal_figure(
@@ -278,7 +278,7 @@ def signal_figure(
 )->plt.Figure:
     "Share of groups without signal over training: every seed, the mean over seeds, and what exact p expects"
     wide, window = _smooth(_by_seed(log, "zero_signal_fraction"), window)
-    mean = wide.mean(1)
+    mean = wide.mean(axis=1)
     fig, ax = plt.subplots(figsize=(6, 4), layout="constrained")
     _seed_lines(ax, wide)
     first, last = mean.index[0], mean.index[-1]
@@ -392,7 +392,8 @@ def churn_figure(
     right.bar(k, observed, color=C[word], width=.8, gid="observed")
     right.plot(k, null[1:], color=C["neutral"], lw=1.5, marker="o", ms=6, mfc="white", mec=C["ink"], gid="null")
     ceiling = max(observed.max(), null[1:].max(), 1)
-    right.set(yscale="log", ylim=(.1, 4*ceiling), xlim=(.3, n_seeds+.7), xlabel=f"seeds in which {word}", ylabel="number of problems", title="against uniform draws")
+    right.set_ylim(.1, 4*ceiling) # before the scale turns logarithmic, which looks for a positive number
+    right.set(yscale="log", xlim=(.3, n_seeds+.7), xlabel=f"seeds in which {word}", ylabel="number of problems", title="against uniform draws")
     _int_ticks(right.xaxis, 0, n_seeds, 5); right.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}")); right.yaxis.set_minor_formatter(NullFormatter())
     right.text(.97, .97, "■ observed", transform=right.transAxes, ha="right", va="top", color=C[word], fontweight="bold")
     right.text(.97, .9, "○ expected if uniform", transform=right.transAxes, ha="right", va="top", color=_text(C["neutral"]))

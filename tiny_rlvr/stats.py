@@ -141,6 +141,17 @@ class NullTest:
     def __repr__(self): return f"NullTest(observed={self.observed:.4f}, null_mean={self.null_mean:.4f}, ratio={self.ratio:.1f}, pvalue={self.pvalue:.4g}, n_perm={len(self.null)})"
 
 # %% ../nbs/11_stats.ipynb #c049
+def _draw(sizes, n, n_perm, rng): # bool [n_perm, seeds, n]: uniform subsets of n, sizes[s] members for seed s
+    out = np.zeros((n_perm, len(sizes), n), dtype=bool)
+    for i in range(sizes.max(initial=0)):
+        s = np.flatnonzero(sizes > i)
+        last = np.broadcast_to(n - sizes[s] + i, (n_perm, len(s)))
+        pick = rng.integers(0, last + 1)
+        rows = np.arange(n_perm)[:, None], s[None]
+        out[*rows, np.where(out[*rows, pick], last, pick)] = True # taken already: the newest candidate, which can't be
+    return out
+
+# %% ../nbs/11_stats.ipynb #c053
 def jaccard_permutation_test(
     sets,        # bool [seeds, n], e.g. `killed(...)`; subsets of eligible
     eligible,    # bool [n], the pool
@@ -167,7 +178,7 @@ def jaccard_permutation_test(
     null, chunk = [], max(1, int(4e6/max(1, sum(m.size for m in members))))
     for start in range(0, n_perm, chunk):
         c = min(chunk, n_perm - start)
-        drawn = [rng.permuted(np.broadcast_to(m, (c, *m.shape)), axis=-1) for m in members]
+        drawn = [_draw(m.sum(1), m.shape[1], c, rng) for m in members]
         null.append(_mean_jaccard(np.concatenate(drawn, -1)) if drawn else np.zeros(c))
     return NullTest(observed, np.concatenate(null))
 
@@ -181,7 +192,7 @@ def jaccard_uniform_null(
     "Do the sets overlap more than uniform draws of the same sizes from the pool? Source: the post, surprise 2"
     return jaccard_permutation_test(sets, eligible, np.zeros(np.shape(sets)[-1], dtype=int), rng=rng, n_perm=n_perm)
 
-# %% ../nbs/11_stats.ipynb #c053
+# %% ../nbs/11_stats.ipynb #c057
 def p_bins(
     p,             # [n] base p(correct)
     n_bins,        # bins of about equal numbers of problems
@@ -199,7 +210,7 @@ def p_bins(
         bins[eligible] = np.unique(np.searchsorted(cuts, logp, side="right"), return_inverse=True)[1]
     return bins
 
-# %% ../nbs/11_stats.ipynb #c064
+# %% ../nbs/11_stats.ipynb #c068
 def fdr(
     pvalues, # [m] p-values of one family of tests
 )->np.ndarray: # [m] adjusted p-values
@@ -207,7 +218,7 @@ def fdr(
     pvalues = np.asarray(pvalues, dtype=np.float64)
     return np.atleast_1d(st.false_discovery_control(check_p(pvalues, "pvalues", 1)))
 
-# %% ../nbs/11_stats.ipynb #c067
+# %% ../nbs/11_stats.ipynb #c071
 def binomial_table(
     shares,                  # columns victims (count), n_victims (count), pool_share (0 to 1); further columns are kept
     alternative="two-sided", # or "greater", "less", as in scipy.stats.binomtest
