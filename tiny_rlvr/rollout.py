@@ -51,11 +51,12 @@ def generate(
     uniforms=None, # noise [n, T] in [0, 1); None: greedy decoding
     temperature:float=1., # divides the logits
     max_new_tokens:int=8, # T, the limit; the longest answer of the grid has 6 digits and <eos>
-    chunk:int=32, # prompts that grow in one tree; attention's cost rises with it, overhead falls
+    chunk:int=64, # rollouts that grow in one tree: attention's cost rises with it, overhead falls; the result doesn't depend on it
 )->Rollouts:
     "Complete each prompt `group_size` times. Raises `ValueError` for arguments that make no sense."
     if group_size < 1: raise ValueError(f"group_size must be at least 1 (got {group_size!r})")
     if max_new_tokens < 1: raise ValueError(f"max_new_tokens must be at least 1 (got {max_new_tokens!r})")
+    if chunk < 1: raise ValueError(f"chunk must be at least 1 (got {chunk!r})")
     if not temperature > 0: raise ValueError(f"temperature must be above 0 (got {temperature!r}); for the most likely completion use greedy()")
     prompts = list(prompts)
     n,T = len(prompts)*group_size,max_new_tokens
@@ -63,9 +64,10 @@ def generate(
         uniforms = torch.as_tensor(uniforms)
         if uniforms.shape != (n, T): raise ValueError(f"uniforms must have shape {(n, T)} (got {tuple(uniforms.shape)})")
     out = Rollouts(prompts, group_size, torch.full((n, T), PAD), torch.zeros(n, T).double(), torch.zeros(n, T).double(), torch.zeros(n, T).bool(), [], torch.zeros(n).bool())
-    for i in range(0, len(prompts), chunk):
-        rows = slice(i*group_size, (i+chunk)*group_size)
-        _grow(model, prompts[i:i+chunk], group_size, None if uniforms is None else uniforms[rows], temperature, T, out, rows.start)
+    step = max(1, chunk//group_size) # prompts in a tree
+    for i in range(0, len(prompts), step):
+        rows = slice(i*group_size, (i+step)*group_size)
+        _grow(model, prompts[i:i+step], group_size, None if uniforms is None else uniforms[rows], temperature, T, out, rows.start)
     lengths = out.lengths - out.finished.long()
     out.completions = [decode(t[:k]) for t,k in zip(out.tokens.tolist(), lengths.tolist())]
     return out
