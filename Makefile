@@ -2,7 +2,7 @@
 # make figures              draw every figure from the shipped results/ again
 # make test                 the notebooks' own tests, then tests/
 # make lab                  JupyterLab on the notebooks
-# make notebooks            put the outputs of the last run into the committed notebooks (PRESET=paper: results/ and figures/ too)
+# make notebooks            put the outputs of the last run into the committed notebooks, its figures into figures/ (PRESET=paper: tables into results/ too)
 # make readme               README.md from nbs/index.ipynb
 # make docs                 the documentation site (needs quarto)
 # make clean                remove what can be made again, but not runs/

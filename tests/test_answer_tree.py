@@ -83,7 +83,7 @@ def test_bounds_hold_the_truth_at_every_tolerance_and_shrink_with_it(toy, four):
     exact, truth = four
     named, last = {key(t): v for t, v in exact.items()}, None
     for tol in .9, .5, .2, .1, .05, .02, .01, 1e-3, 1e-4, 1e-6:
-        t = answer_tree(toy, ["9+8="], tol, max_new_tokens=4)
+        t = answer_tree(toy, ["9+8="], tol, max_new_tokens=4, max_nodes=10_000)
         c, row = t.completions, t.problems.iloc[0]
         np.testing.assert_allclose(c.p, [named[k][0] for k in zip(c.completion, c.finished)], rtol=0, atol=1e-9)
         assert row.open <= tol and row.open + c.p.sum() == pytest.approx(1, abs=1e-12)
@@ -103,7 +103,7 @@ def test_bounds_hold_the_truth_at_every_tolerance_and_shrink_with_it(toy, four):
 def test_the_tree_agrees_with_teacher_forcing_on_every_completion(trained, temperature):
     c = answer_tree(trained, MIXED, 3e-2, temperature).completions
     plain = c[c.finished & ~c.completion.str.contains("<")]
-    assert len(plain) > 100 and plain.problem.nunique() == len(MIXED)
+    assert len(plain) > 50 and plain.problem.nunique() == len(MIXED)
     forced = answer_logprob(trained, [MIXED[i] for i in plain.problem], list(plain.completion), temperature)
     np.testing.assert_allclose(plain.p, np.exp(forced), rtol=0, atol=1e-6)
     np.testing.assert_allclose(np.log(plain.p), forced, rtol=0, atol=1e-4)
@@ -266,7 +266,12 @@ def test_bad_input_is_named(trained, tree):
         with pytest.raises(ValueError, match="got 5 answers and 6 problems"): f(tree, ANSWERS[:5])
     for mass in 0, 1, 1.5:
         with pytest.raises(ValueError, match="mass is a probability"): heaviest(tree, mass)
-    with pytest.raises(ValueError, match="a lower tol or a larger max_nodes"): heaviest(tree, 1 - 1e-6)
+
+
+def test_a_mass_that_a_tree_doesnt_have_is_listed_as_far_as_it_is_known(tree):
+    h = heaviest(tree, 1 - 1e-6)
+    assert len(h) == len(tree.completions)
+    np.testing.assert_allclose(h.groupby("prompt", sort=False).remainder.first(), tree.problems.open, atol=1e-12)
 
 
 def test_the_longest_completion_that_fits_the_model_is_computed(trained):

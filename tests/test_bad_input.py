@@ -104,6 +104,7 @@ BAD = [
     ("a temperature of 0", lambda x: rollout(x.model, ["1+1="], 2, rng(), 0), ValueError, "temperature must be above 0 (got 0)"),
     ("a temperature of nan", lambda x: rollout(x.model, ["1+1="], 2, rng(), nan), ValueError, "temperature must be above 0 (got nan)"),
     ("a letter in a prompt", lambda x: greedy(x.model, ["1+1=", "1+a="]), ValueError, "'a' at position 2 of '1+a='"),
+    ("a tree of no rollout", lambda x: generate(x.model, ["1+1="], chunk=0), ValueError, "chunk must be at least 1 (got 0)"),
     ("noise for other prompts", lambda x: generate(x.model, ["1+1="], 2, np.zeros((3, 8))), ValueError, "uniforms must have shape (2, 8) (got (3, 8))"),
     ("a prompt that leaves no room", lambda x: greedy(x.model, ["1" * 32]), ValueError, "33 tokens is longer than max_seq_len=32"),
 
@@ -180,7 +181,6 @@ PENDING = [
     ("half a rollout", lambda x: rollout(x.model, ["1+1="], 1.5, rng()), ValueError, "1.5"),
     ("a negative limit", lambda x: rollout(x.model, ["1+1="], 1, rng(), max_new_tokens=-1), ValueError, "max_new_tokens must be at least 1 (got -1)"),
     ("one prompt as a text", lambda x: greedy(x.model, "1+1="), (ValueError, TypeError), "'1+1='"),
-    ("trees of no prompt", lambda x: generate(x.model, ["1+1="], chunk=0), ValueError, "chunk"),
     ("noise above 1", lambda x: generate(x.model, ["1+1="], 1, np.full((1, 8), 1.5)), ValueError, "1.5"),
     ("exact p at temperature 0", lambda x: answer_logprob(x.model, ["1+1="], ["2"], 0.), ValueError, "temperature must be above 0 (got 0.0)"),
     ("exact p at temperature -1", lambda x: answer_logprob(x.model, ["1+1="], ["2"], -1.), ValueError, "temperature must be above 0 (got -1.0)"),

@@ -215,13 +215,12 @@ def top_wrong(
 
 # %% ../nbs/08_answer_tree.ipynb #c061
 def heaviest(
-    tree:AnswerTree, # the completions of n problems, with less than 1 - mass open
+    tree:AnswerTree, # the completions of n problems, grown to a tol below 1 - mass
     mass:float=.999, # probability to keep, of each problem
 )->pd.DataFrame: # prompt, completion, p, finished, remainder (probability of all that isn't listed); by problem, likeliest first
-    "The fewest listed completions of each problem whose probability is at least `mass`. Raises `ValueError` if a tree leaves too much open for that."
+    """The fewest completions of each problem whose probability is at least `mass`. Where a tree leaves more than `1 - mass` open that can't be had: all that are known are listed, and `remainder` says what's missing."""
     if not 0 < mass < 1: raise ValueError(f"mass is a probability and must lie in (0, 1) (got {mass!r})")
     c,left = tree.completions,tree.problems.open
-    if len(left) and left.max() > 1-mass: raise ValueError(f"the tree of {tree.problems.prompt[left.argmax()]!r} leaves {left.max():.2g} open, so {mass} of its probability can't be listed: a lower tol or a larger max_nodes is needed")
     before = c.groupby('problem').p.cumsum() - c.p
     keep = (before < mass).to_numpy()
     remainder = left.to_numpy() + np.bincount(c.problem[~keep], c.p[~keep], len(left))

@@ -157,7 +157,7 @@ def pretrain(
     checkpoint_every:int=250, # updates
     mix:dict=None, # {task: share}; default: the post's mixture with the target at `cfg.target_share`
     stop_at:int=None, # stop early, after this update (its state is saved); default: run to the end
-    on_step=None, # called as on_step(step, model) after each update
+    on_step=None, # called as on_step(step, model) after each update; if it returns True, training ends there
     device="cpu", # where to train
 )->tuple[GPT, pd.DataFrame]: # the model; the log: step, loss (nats), lr, grad_norm
     """Train a policy on the pretraining mixture.
@@ -182,7 +182,8 @@ def pretrain(
             raise FloatingPointError(f"step {step}: loss {loss.item()}, gradient norm {norm}; {kept}. A lower lr (now {cfg.lr}) or a longer warmup (now {cfg.warmup}) may help")
         opt.step()
         log.append([step, loss.item(), lr_at(cfg, step), norm])
-        if on_step is not None: on_step(step, model)
+        done = on_step is not None and on_step(step, model) is True
         if checkpoint is not None and ((step+1) % checkpoint_every == 0 or step+1 == (stop_at or cfg.steps)):
             save_state(checkpoint, model, opt, settings | dict(step=step+1, rng=rng.bit_generator.state), log)
+        if done: break
     return model, pd.DataFrame(log, columns=['step','loss','lr','grad_norm']).astype({'step':int})

@@ -8,7 +8,7 @@ __all__ = ['EXPERIMENTS', 'notebook_params', 'load_preset', 'preset_params', 'im
            'parse_value', 'main']
 
 # %% ../nbs/14_workflow.ipynb #c002
-import argparse, ast, hashlib, json, os, re, shutil, sys, threading, time
+import argparse, ast, hashlib, json, os, posixpath, re, shutil, sys, threading, time
 from functools import lru_cache
 from pathlib import Path
 import pandas as pd
@@ -246,7 +246,7 @@ def publish(
     preset:str, # whose run is shown
     runs_root="runs", # holds the presets' run folders
 ):
-    "Put the executed notebooks' outputs into the committed ones; for `paper`, results/ and figures/ too."
+    "Put the executed notebooks' outputs into the committed ones, and the figures into figures/<preset>; for `paper` into figures/, and the tables into results/."
     from nbdev.clean import nbdev_clean # a development tool
     run_dir = resolve(runs_root)/preset
     for notebook in sorted(resolve(EXPERIMENTS).glob("*.ipynb")):
@@ -255,10 +255,11 @@ def publish(
         publish_notebook(notebook, copies[0])
         nbdev_clean(fname=str(notebook))
         say(f"{notebook.name}: outputs from {copies[0]}")
-    if preset != "paper": return
-    for folder in ("results", "figures"):
-        for file in sorted((run_dir/folder).iterdir()): shutil.copy2(file, resolve(folder)/file.name)
-        say(f"{folder}: from {run_dir/folder}")
+    folders = dict(figures="figures", results="results") if preset == "paper" else dict(figures=f"figures/{preset}")
+    for what, to in folders.items():
+        resolve(to).mkdir(parents=True, exist_ok=True)
+        for file in sorted((run_dir/what).iterdir()): shutil.copy2(file, resolve(to)/file.name)
+        say(f"{to}: from {run_dir/what}")
 
 # %% ../nbs/14_workflow.ipynb #c053
 def analyses()->list[Path]:
@@ -286,7 +287,7 @@ def readme_text(
         directives = {line.strip() for line in source.splitlines() if line.startswith("#|")}
         source = "\n".join(line for line in source.splitlines() if not line.startswith("#|")).strip()
         if any(d.replace(" ", "").startswith(("#|hide", "#|include:false", "#|default_exp", "#|export")) for d in directives) or not source: continue
-        if cell["cell_type"] == "markdown": parts.append(source); continue
+        if cell["cell_type"] == "markdown": parts.append(_from_above(source, Path(notebook).parent.name)); continue
         if "#| echo: false" not in directives: parts.append(f"```python\n{source}\n```")
         for output in cell["outputs"]:
             data = output.get("data", {})
@@ -295,6 +296,11 @@ def readme_text(
             elif "text/plain" in data and not any(k.startswith("image/") for k in data): parts.append(_indent("".join(data["text/plain"])))
             else: raise ValueError(f"{notebook}: a README can't hold the output of {source.splitlines()[0]!r}; link a file in figures/ instead")
     return "\n\n".join(parts) + "\n"
+
+def _from_above(source, folder):
+    "`source` with relative links as seen from the folder above `folder`."
+    relative = lambda m: m[1] + posixpath.normpath(posixpath.join(folder, m[2]))
+    return re.sub(r"""(\]\(|\bsrc="|\bhref=")(?![a-z]+:|[/#])([^)"\s]+)""", relative, source)
 
 def _indent(text): return "\n".join(f"    {line}".rstrip() for line in text.rstrip().splitlines())
 
@@ -315,7 +321,7 @@ def main(argv=None)->int:
     p.add_argument("-p", "--param", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter; may be repeated")
     p = sub.add_parser("collect", help="concatenate the seeds' tables")
     p.add_argument("run_dir"); p.add_argument("results_dir"); p.add_argument("--n-seeds", type=int, required=True)
-    p = sub.add_parser("publish", help="put executed notebooks' outputs into the committed ones; for paper, results/ and figures/ too")
+    p = sub.add_parser("publish", help="put executed notebooks' outputs and the figures into the repository; for paper, the tables too")
     p.add_argument("--preset", default="paper"); p.add_argument("--runs-root", default="runs")
     p = sub.add_parser("figures", help="draw every figure from results/ again")
     p.add_argument("--results-dir", default="results"); p.add_argument("--figures-dir", default="figures")
