@@ -26,7 +26,7 @@ export OMP_NUM_THREADS ?= 1
 	@touch $@
 
 reproduce: $(READY)
-	$(BIN)/snakemake --config preset=$(PRESET)
+	$(BIN)/python -m tiny_rlvr.workflow reproduce --preset $(PRESET)
 
 figures: $(READY)
 	$(BIN)/python -m tiny_rlvr.workflow figures

@@ -1,8 +1,7 @@
 """From nothing to every figure: pretrain -> one RL run a seed -> collect -> analyses. Everything is written under runs/<preset>/.
 
-    make reproduce PRESET=mini                    or, by hand,
-    snakemake --config preset=mini                the profile in profiles/default is picked up by itself
-    snakemake --config preset=paper --executor slurm ...
+    make reproduce PRESET=mini      or, by hand,
+    snakemake --config preset=mini  the profile in profiles/default is picked up by itself; so does snakemake --config preset=paper --executor slurm ...
 """
 import shlex
 import sys

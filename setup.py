@@ -6,7 +6,7 @@ from setuptools import setup, find_packages
 config = ConfigParser(delimiters=["="])
 config.read("settings.ini", encoding="utf-8")
 cfg = config["DEFAULT"]
-extras = {name: cfg[f"{name}_requirements"].split() for name in ("workflow", "dev")}
+extras = {name: cfg[f"{name}_requirements"].split() for name in ("workflow", "dev", "bench")}
 extras["dev"] = extras["workflow"] + extras["dev"]
 
 setup(

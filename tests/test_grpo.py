@@ -316,7 +316,6 @@ def test_the_callback_sees_the_policy_after_each_update_and_the_reference_stays(
     assert all(torch.equal(v, before[k]) for k, v in reference.state_dict().items())
 
 
-@pytest.mark.xfail(strict=True, reason="no reward, no signal, no gradient to look at: the run goes on")
 def test_a_policy_that_breaks_stops_the_run_with_the_learning_rate(trained):
     model = deepcopy(trained).requires_grad_(True)
     def poison(update, model):

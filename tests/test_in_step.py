@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest, yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tiny_rlvr.runs import check_params
+from tiny_rlvr.params import check_params
 from tiny_rlvr.workflow import analyses, imported, load_preset, notebook_params, readme_text
 
 ROOT = Path(__file__).parent.parent

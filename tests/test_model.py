@@ -97,13 +97,11 @@ def test_a_checkpoint_gives_back_every_bit_of_weights_and_sizes(trained, tmp_pat
     assert all(torch.equal(v, back.state_dict()[k]) for k, v in trained.state_dict().items())
 
 
-@pytest.mark.xfail(strict=True, reason="safetensors writes metadata in an order of its own, another each time")
 def test_equal_models_with_equal_metadata_make_equal_files(trained, tmp_path):
     for i in range(8): save_checkpoint(trained, tmp_path/str(i), commit="abc", preset="nano", device="cpu", python="3.11")
     assert len({p.read_bytes() for p in tmp_path.iterdir()}) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="to_hf goes through float32")
 def test_a_float64_model_keeps_its_bits_on_the_way_to_hugging_face(trained):
     model = deepcopy(trained).double()
     model.head.weight.mul_(1 + 1e-10)

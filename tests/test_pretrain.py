@@ -150,6 +150,15 @@ def test_a_run_killed_at_any_moment_goes_on_as_if_nothing_had_happened(uninterru
     pd.testing.assert_frame_equal(log, uninterrupted[1], check_exact=True)
 
 
+@pytest.mark.parametrize("checkpoint_every", [4, 5])
+def test_a_run_that_a_callback_ended_ends_there_again_when_it_is_taken_up(tmp_path, checkpoint_every):
+    "Killed after the last step and before its caller wrote the result: the second run must not train on."
+    path, twice = tmp_path/"resume.safetensors", []
+    for _ in range(2): twice.append(pretrain(TINY, CFG, path, checkpoint_every, mix=MIX, on_step=lambda step, _: step == 11))
+    assert [len(log) for _, log in twice] == [12, 12]
+    assert same_weights(twice[0][0], twice[1][0])
+
+
 @pytest.mark.parametrize("keep", [0, 4, 300, .5, -1])
 def test_a_truncated_resume_checkpoint_is_refused_with_its_name(tmp_path, keep):
     path = tmp_path/"resume.safetensors"

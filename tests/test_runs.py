@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np, pandas as pd, pytest
 from tiny_rlvr import runs, workflow
 from tiny_rlvr.model import GPT, GPTConfig, save_checkpoint
-from tiny_rlvr.runs import TABLES, at_least, check_params, flag, list_of, load_results, load_substrate, one_of, positive, provenance, read_parquet, read_provenance, seed_dir, share, text, write_parquet
+from tiny_rlvr.params import at_least, check_params, flag, list_of, one_of, positive, share, text
+from tiny_rlvr.runs import TABLES, load_results, load_substrate, provenance, read_parquet, read_provenance, seed_dir, write_parquet
 
 ROOT = Path(__file__).parent.parent
 ORIGIN = provenance(dict(preset="nano", seed=0, lr=1e-5))

@@ -1,5 +1,5 @@
 "Claims about the whole workflow, at the nano preset: one story of a run that is killed, fails, ends, and is edited, told in a copy of the repository."
-import json, os, re, shutil, subprocess, sys, time
+import fcntl, json, os, re, shutil, subprocess, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 import psutil, pytest, torch
@@ -8,7 +8,6 @@ from tiny_rlvr.runs import SUBSTRATE, TABLES, read_parquet, read_provenance
 from tiny_rlvr.workflow import load_preset, preset_params
 
 ROOT = Path(__file__).parent.parent
-BIN = Path(sys.executable).parent
 RUN = "runs/nano"
 EXPERIMENTS = sorted(p.stem for p in (ROOT/"nbs/experiments").glob("*.ipynb"))
 ANALYSES = [e for e in EXPERIMENTS if e not in ("x0_pretrain", "x1_run")]
@@ -28,12 +27,19 @@ def finish(process):
     return SimpleNamespace(rc=process.returncode, text=text)
 
 
-def snakemake(tree, *args): return start(tree, BIN/"snakemake", "--cores", "2", "--config", "preset=nano", *args)
+def reproduce(tree, *args): return start(tree, sys.executable, "-m", "tiny_rlvr.workflow", "reproduce", "--preset", "nano", "--", "--cores", "2", *args)
+
+
+def is_locked(run):
+    with open(run/".lock") as lock:
+        try: fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError: return True
+    return False
 
 
 def planned(tree):
     "What a dry run would run: a list of jobs, each the name of its notebook (x1_run once a seed), and collect."
-    text = finish(snakemake(tree, "--dry-run", "--quiet", "host")).text
+    text = finish(reproduce(tree, "--dry-run", "--quiet", "host")).text
     if "Nothing to be done" in text: return []
     assert "This was a dry-run" in text, text
     return sorted(re.findall(r"^ +log: .*/notebooks/(\w+?)(?:_-?\d+)?\.ipynb", text, re.M) + ["collect"] * len(re.findall(r"^rule collect:", text, re.M)))
@@ -49,10 +55,11 @@ def story(tmp_path_factory):
     for name in ["settings.ini", "Snakefile", "constraints.txt"]: shutil.copy(ROOT/name, tree)
     s = SimpleNamespace(tree=tree, run=tree/RUN)
 
-    process = snakemake(tree) # pretraining is killed after its first checkpoint
+    process = reproduce(tree) # pretraining is killed after its first checkpoint
     while not (s.run/"pretrain_state.safetensors").is_file():
         assert process.poll() is None, finish(process).text
         time.sleep(.1)
+    s.locked = is_locked(s.run)
     job, = [p for p in psutil.Process(process.pid).children(recursive=True) if "tiny_rlvr.workflow" in p.cmdline()]
     job.kill()
     s.killed = finish(process)
@@ -60,14 +67,14 @@ def story(tmp_path_factory):
 
     (s.run/"seeds").mkdir() # seed 1 has nowhere to write
     (s.run/"seeds/1").symlink_to("/sys/kernel")
-    s.failed = finish(snakemake(tree))
+    s.failed = finish(reproduce(tree))
     s.after_failure = {seed: files(s.run/"seeds"/str(seed)) for seed in (-1, 0)}
     s.times = {p: p.stat().st_mtime_ns for seed in (-1, 0) for p in (s.run/"seeds"/str(seed)).iterdir()}
 
     (s.run/"seeds/1").unlink()
     s.planned = planned(tree)
-    s.finished = finish(snakemake(tree))
-    s.again = finish(snakemake(tree))
+    s.finished = finish(reproduce(tree))
+    s.again = finish(reproduce(tree))
     return s
 
 
@@ -75,6 +82,14 @@ def test_a_killed_job_says_how_far_it_was_and_leaves_no_result(story):
     assert story.killed.rc != 0
     assert re.search(r"STOPPED x0_pretrain\n  it was killed or interrupted; its last line was: .*\d+/\d+ \d+%", story.killed.text), story.killed.text
     assert SUBSTRATE not in story.after_kill
+
+
+def test_two_runs_of_a_preset_do_not_get_into_each_others_way(story):
+    assert story.locked and not is_locked(story.run)
+    with open(story.run/".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = finish(reproduce(story.tree))
+    assert second.rc == 2 and f"preset nano is being run already, in {story.run}" in second.text
 
 
 def test_the_next_run_goes_on_from_the_checkpoint(story):

@@ -13,6 +13,7 @@ import torch
 from scipy.special import gammaln
 
 from .model import GPT
+from .params import at_least, check_params, positive
 from .progress import progress
 from .rollout import generate
 from .tasks import verify
@@ -31,6 +32,8 @@ def answer_logprob(
     """Teacher-force each answer and add up its log-probabilities, in float64. Raises `ValueError` if there isn't one answer for each prompt.
 
     Source: the post, "The measurement". This is the probability of exactly the answer followed by `<eos>`; the verifier accepts a little more (`tiny_rlvr.tasks.verify`)."""
+    if isinstance(prompts, str) or isinstance(answers, str): raise ValueError(f"prompts and answers must be lists of texts (got {prompts!r} and {answers!r})")
+    check_params(dict(temperature=temperature, batch_tokens=batch_tokens), temperature=positive, batch_tokens=at_least(1))
     prompts,answers = list(prompts),list(answers)
     if len(prompts) != len(answers): raise ValueError(f"there must be one answer for each prompt (got {len(prompts)} prompts and {len(answers)} answers)")
     shapes = defaultdict(list) # problems by length of prompt and answer
@@ -65,6 +68,7 @@ def capability_curve(
 )->np.ndarray: # [..., len(ks)]
     "Mean pass@k over problems, for each k. Source: the post, Figure 1."
     p = np.asarray(p, dtype=np.float64)
+    if not p.size: raise ValueError(f"a capability curve needs at least one problem (got shape {p.shape})")
     return np.stack([pass_at_k(p, k).mean(-1) for k in np.atleast_1d(ks)], -1)
 
 # %% ../nbs/07_exact_eval.ipynb #c023
@@ -75,6 +79,7 @@ def pass_at_k_estimate(
 )->np.ndarray: # float64, elementwise
     "Unbiased estimate of pass@k from samples. Raises `ValueError` if k > n or c > n."
     n,c,k = (np.asarray(x) for x in (n, c, k))
+    if (k < 1).any(): raise ValueError(f"k must be at least 1 (got {k.min()})")
     if (k > n).any(): raise ValueError(f"pass@k can't be estimated from fewer than k samples (n={n.min()}, k={k.max()})")
     if ((c < 0) | (c > n)).any(): raise ValueError(f"c must lie between 0 and n={n.max()} (got {c.min()} to {c.max()})")
     n,c,k = (x.astype(np.float64) for x in (n, c, k))

@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 
 from .model import GPT, PrefixTree, tree_logits
+from .params import Rule, at_least, check_params, list_of, not_negative, one_of, positive, share
 from .pretrain import clip_gradients, optimizer_for
 from .progress import progress
 from .rewards import correct, score
@@ -37,6 +38,7 @@ def group_advantages(
 
     Source: DeepSeekMath (arXiv 2402.03300), outcome supervision; 'none' is Dr. GRPO (arXiv 2503.20783)."""
     r = np.asarray(rewards, dtype=np.float64)
+    if not np.isfinite(r).all(): raise ValueError(f"rewards must be finite numbers (got {r[~np.isfinite(r)][0]})")
     if r.ndim != 2: raise ValueError(f"rewards must have shape [groups, group_size] (got {r.shape})")
     if r.shape[1] < 2: raise ValueError(f"group_size must be at least 2 (got {r.shape[1]}): a group of one has no baseline")
     if scale not in SCALES: raise ValueError(f"scale must be one of {SCALES} (got {scale!r})")
@@ -86,6 +88,7 @@ def grpo_loss(
     clip_high:float=0.2, # and above at 1 + clip_high
 )->tuple[torch.Tensor, dict]: # scalar loss; ratio_mean and clip_fraction over the given tokens
     "The clipped GRPO loss, summed over tokens with their weights: micro-batches add up to the batch."
+    if kl_weight and ref_logprobs is None: raise ValueError(f"a kl_weight of {kl_weight} needs ref_logprobs")
     ratio = (logprobs - old_logprobs).exp()
     a = advantages[:,None]
     unclipped,clipped = ratio*a,ratio.clamp(1-clip_low, 1+clip_high)*a
@@ -135,16 +138,9 @@ class GRPOConfig:
     kl_groups:int=2 # groups of an update on which KL is measured where kl_weight is 0 (it costs a pass of the base)
 
     def __post_init__(self):
-        for k in ('problems_per_update','inner_epochs','max_new_tokens','micro_groups'):
-            if getattr(self, k) < 1: raise ValueError(f"{k} must be at least 1 (got {getattr(self, k)!r})")
-        if self.group_size < 2: raise ValueError(f"group_size must be at least 2 (got {self.group_size!r}): a group of one has no baseline")
-        for k in ('updates','staleness','kl_weight','weight_decay','kl_groups'):
-            if getattr(self, k) < 0: raise ValueError(f"{k} can't be negative (got {getattr(self, k)!r})")
-        for k in ('lr','grad_clip','temperature','clip_high'):
-            if not getattr(self, k) > 0: raise ValueError(f"{k} must be above 0 (got {getattr(self, k)!r})")
-        if not 0 < self.clip_low <= 1: raise ValueError(f"clip_low must lie in (0, 1] (got {self.clip_low!r})")
-        if self.advantage_scale not in SCALES: raise ValueError(f"advantage_scale must be one of {SCALES} (got {self.advantage_scale!r})")
-        if self.normaliser not in NORMALISERS: raise ValueError(f"normaliser must be one of {NORMALISERS} (got {self.normaliser!r})")
+        check_params(vars(self), problems_per_update=at_least(1), inner_epochs=at_least(1), max_new_tokens=at_least(1), micro_groups=at_least(1), group_size=at_least(2), # a group of one has no baseline
+                     updates=at_least(0), staleness=at_least(0), kl_groups=at_least(0), kl_weight=not_negative, weight_decay=not_negative, betas=list_of(share), lr=positive, grad_clip=positive,
+                     temperature=positive, clip_high=positive, clip_low=Rule('a number above 0, at most 1', lambda x: positive.ok(x) and x <= 1), advantage_scale=one_of(*SCALES), normaliser=one_of(*NORMALISERS))
 
 # %% ../nbs/06_grpo.ipynb #c034
 @dataclass
@@ -205,7 +201,7 @@ def train(
 
     Columns: update; reward_mean; zero_signal_fraction (of groups); entropy (nats, mean over generated positions); ratio_mean and clip_fraction (over trained tokens, last inner epoch);
     kl (nats per token, to the reference, of the policy that sampled); grad_norm (before clipping); completion_length (tokens); seconds_rollout, seconds_backward, seconds_optimizer.
-    Raises `FloatingPointError` if the gradient stops being finite. Source: the post, "The experiment"."""
+    Raises `FloatingPointError` if gradient or policy stop being finite. Source: the post, "The experiment"."""
     # a seed's first stream belongs to pretraining: no number serves twice
     rngs,opt = streams(seed, 'pretraining', 'problems', 'noise'),optimizer_for(model, cfg.lr, cfg.betas, cfg.weight_decay)
     reference = deepcopy(model).requires_grad_(False) if reference is None else reference
@@ -213,7 +209,8 @@ def train(
     for update in progress(range(cfg.updates), desc='update'):
         clock = [time.perf_counter()]
         while len(queue) <= cfg.staleness and made < cfg.updates:
-            queue.append(make_batch(model, reference, cfg, task, reward, rngs))
+            try: queue.append(make_batch(model, reference, cfg, task, reward, rngs))
+            except FloatingPointError as e: raise FloatingPointError(f"update {update}: {e}; a lower lr (now {cfg.lr}) may help") from None
             made += 1
         batch = queue.popleft()
         clock.append(time.perf_counter())

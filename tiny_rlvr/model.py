@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from .params import at_least, check_params
 from .vocab import BOS, EOS, VOCAB_SIZE, encode
 
 # %% ../nbs/02_model.ipynb #c005
@@ -32,9 +33,7 @@ class GPTConfig:
     vocab_size:int=VOCAB_SIZE # tokens in the alphabet
 
     def __post_init__(self):
-        for f in fields(self):
-            v = getattr(self, f.name)
-            if isinstance(v, bool) or not isinstance(v, int) or v < 1: raise ValueError(f"{f.name} must be a whole number of at least 1 (got {v!r})")
+        check_params(vars(self), **{f.name:at_least(1) for f in fields(self)})
         if self.d_model % self.n_head: raise ValueError(f"n_head must divide d_model (got n_head={self.n_head}, d_model={self.d_model})")
 
 # %% ../nbs/02_model.ipynb #c008
@@ -83,6 +82,7 @@ class GPT(nn.Module):
         seed:int=0, # of the initial weights
     ):
         super().__init__()
+        check_params(dict(seed=seed), seed=at_least(0))
         self.cfg = cfg
         self.tok,self.pos = nn.Embedding(cfg.vocab_size, cfg.d_model),nn.Embedding(cfg.max_seq_len, cfg.d_model)
         self.blocks = nn.ModuleList(Block(cfg, i) for i in range(cfg.n_layer))
@@ -170,12 +170,14 @@ def tree_logits(model:GPT, tree:PrefixTree)->torch.Tensor: # [nodes, vocab_size]
 
 # %% ../nbs/02_model.ipynb #c032
 def save_tensors(tensors:dict, path, metadata:dict=None):
-    "Write a safetensors file through a temporary one, so that `path` is never half written."
+    "Write a safetensors file through a temporary one, so that `path` is never half written. Equal tensors and metadata give equal bytes."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    tmp = path.with_name(f'.{path.name}.tmp') # one name, so that what a kill leaves behind is overwritten by the next try
+    meta = {'meta':json.dumps(metadata or {}, sort_keys=True)} # one key: safetensors writes several in random order
     try:
-        save_file({k:v.detach().contiguous().cpu() for k,v in tensors.items()}, tmp, metadata=metadata)
+        save_file({k:v.detach().contiguous().cpu() for k,v in tensors.items()}, tmp, metadata=meta)
+        with open(tmp, 'rb') as f: os.fsync(f.fileno())
         os.replace(tmp, path)
     finally: tmp.unlink(missing_ok=True)
 
@@ -184,7 +186,8 @@ def load_tensors(path)->tuple[dict, dict]: # tensors by name, metadata
     path = Path(path)
     if not path.is_file(): raise FileNotFoundError(f"no checkpoint at {path}")
     try:
-        with safe_open(path, framework='pt') as f: return {k:f.get_tensor(k) for k in f.keys()}, f.metadata() or {}
+        with safe_open(path, framework='pt') as f: tensors,meta = {k:f.get_tensor(k) for k in f.keys()},f.metadata() or {}
+        return tensors, json.loads(meta['meta']) if 'meta' in meta else meta
     except SafetensorError as e: raise ValueError(f"{path} is truncated or isn't a safetensors file ({path.stat().st_size} bytes): {e}") from None
 
 # %% ../nbs/02_model.ipynb #c033
@@ -203,7 +206,8 @@ def load_checkpoint(
     "Load a model. Raises `FileNotFoundError`, or `ValueError` for a truncated file or one whose weights don't fit its configuration."
     tensors,meta = load_tensors(path)
     if 'config' not in meta: raise ValueError(f"{path} has no model configuration in its metadata: it wasn't written by save_checkpoint")
-    model = GPT(GPTConfig(**json.loads(meta['config'])))
+    try: model = GPT(GPTConfig(**json.loads(meta['config'])))
+    except (TypeError, ValueError) as e: raise ValueError(f"{path} has a model configuration that can't be used: {e}") from None
     want = {k:tuple(v.shape) for k,v in model.state_dict().items()}
     got = {k:tuple(v.shape) for k,v in tensors.items()}
     if want != got:
@@ -217,10 +221,10 @@ def to_hf(
     model:GPT # the policy to export
 ): # a transformers.GPT2LMHeadModel in eval mode
     "The same model as a `GPT2LMHeadModel`. Needs `transformers` (`pip install tiny-rlvr[dev]`)."
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel # here, because nothing else needs it
     c,names = model.cfg,{'ln1':'ln_1', 'ln2':'ln_2', 'attn.qkv':'attn.c_attn', 'attn.proj':'attn.c_proj', 'fc':'mlp.c_fc', 'out':'mlp.c_proj'}
     hf = GPT2LMHeadModel(GPT2Config(vocab_size=c.vocab_size, n_positions=c.max_seq_len, n_embd=c.d_model, n_layer=c.n_layer, n_head=c.n_head, n_inner=c.d_ff,
-        activation_function='gelu', resid_pdrop=0., embd_pdrop=0., attn_pdrop=0., bos_token_id=BOS, eos_token_id=EOS, tie_word_embeddings=False))
+        activation_function='gelu', resid_pdrop=0., embd_pdrop=0., attn_pdrop=0., bos_token_id=BOS, eos_token_id=EOS, tie_word_embeddings=False)).to(model.head.weight.dtype)
     new = {'transformer.wte.weight':model.tok.weight, 'transformer.wpe.weight':model.pos.weight, 'lm_head.weight':model.head.weight,
            'transformer.ln_f.weight':model.ln.weight, 'transformer.ln_f.bias':model.ln.bias}
     for i,block in enumerate(model.blocks):

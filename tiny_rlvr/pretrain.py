@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from .model import GPT, GPTConfig, load_tensors, save_tensors
+from .params import at_least, check_params, list_of, not_negative, nothing, positive, share
 from .progress import progress
 from .tasks import Problem, Task, mixture, streams, training_batch
 from .vocab import BOS, EOS, PAD, encode
@@ -96,12 +97,9 @@ class PretrainConfig:
     seed:int=0 # of weights and data
 
     def __post_init__(self):
-        for k in ('steps','batch_size','row_width'):
-            if getattr(self, k) < 1: raise ValueError(f"{k} must be at least 1 (got {getattr(self, k)!r})")
-        for k in ('lr','grad_clip'):
-            if not getattr(self, k) > 0: raise ValueError(f"{k} must be above 0 (got {getattr(self, k)!r})")
-        if not 0 <= self.warmup <= self.steps: raise ValueError(f"warmup must lie between 0 and steps={self.steps} (got {self.warmup!r})")
-        if not 0 <= self.final_lr <= 1: raise ValueError(f"final_lr is a share of the peak, 0 to 1 (got {self.final_lr!r})")
+        check_params(vars(self), steps=at_least(1), batch_size=at_least(1), row_width=at_least(1), lr=positive, grad_clip=positive, warmup=at_least(0), final_lr=share,
+                     weight_decay=not_negative, betas=list_of(share), target_share=share, seed=at_least(0))
+        if self.warmup > self.steps: raise ValueError(f"warmup must lie between 0 and steps={self.steps} (got {self.warmup!r})")
 
 def lr_at(
     cfg:PretrainConfig, # the schedule
@@ -136,17 +134,17 @@ def save_state(path, model, opt, meta:dict, log:list):
     tensors = {f'model.{k}':v for k,v in model.state_dict().items()}
     for name,p in model.named_parameters():
         tensors |= {f'opt.{name}.{k}':v for k,v in opt.state[p].items()}
-    save_tensors({**tensors, 'log':torch.tensor(log, dtype=torch.float64)}, path, {k:json.dumps(v) for k,v in meta.items()})
+    save_tensors({**tensors, 'log':torch.tensor(log, dtype=torch.float64)}, path, meta)
 
 def load_state(path, model, opt, expected:dict)->tuple[dict, list]: # meta, log
     "Take up a state that `save_state` wrote. Raises `ValueError` if it's damaged or was made with settings other than `expected`."
     tensors,meta = load_tensors(path)
-    meta = {k:json.loads(v) for k,v in meta.items()}
+    if 'step' not in meta: raise ValueError(f"{path} holds no training state: it wasn't written by save_state")
     for k,v in expected.items():
         if meta.get(k) != json.loads(json.dumps(v)): raise ValueError(f"{path} was made with other settings: {k} is {meta.get(k)} there and {v} here. Delete it to start anew")
     model.load_state_dict({k[6:]:v for k,v in tensors.items() if k.startswith('model.')})
     for name,p in model.named_parameters():
-        opt.state[p] = {k.rsplit('.', 1)[1]:v for k,v in tensors.items() if k.rsplit('.', 1)[0] == f'opt.{name}'}
+        opt.state[p] = {k.rsplit('.', 1)[1]:v.to(p.device) for k,v in tensors.items() if k.rsplit('.', 1)[0] == f'opt.{name}'}
     return meta, tensors['log'].tolist()
 
 # %% ../nbs/03_pretrain.ipynb #c026
@@ -163,14 +161,17 @@ def pretrain(
     """Train a policy on the pretraining mixture.
 
     Raises `FloatingPointError` if loss or gradient stops being finite; the last checkpoint is kept as it was. Source: the post, "The data"."""
-    model = GPT(model_cfg, cfg.seed).to(device)
+    check_params(dict(checkpoint_every=checkpoint_every, stop_at=stop_at), checkpoint_every=at_least(1), stop_at=at_least(1) | nothing)
+    if (stop_at or 0) > cfg.steps: raise ValueError(f"stop_at must be at most steps={cfg.steps} (got {stop_at})")
+    if mix is not None and not mix: raise ValueError("mix must name at least one task (got none)")
+    model,end = GPT(model_cfg, cfg.seed).to(device),stop_at or cfg.steps
     opt = optimizer_for(model, cfg.lr, cfg.betas, cfg.weight_decay)
     rng,mix = streams(cfg.seed, 'data').data,mix or mixture(cfg.target_share)
     settings,log,start = dict(model=asdict(model_cfg), pretrain=asdict(cfg), mix={t.name:share for t,share in mix.items()}),[],0
     if checkpoint is not None and Path(checkpoint).exists():
         meta,log = load_state(checkpoint, model, opt, settings)
         start,rng.bit_generator.state = meta['step'],meta['rng']
-    for step in progress(range(start, stop_at or cfg.steps), desc='pretraining step', total=cfg.steps, initial=start):
+    for step in progress(range(start, end), desc='pretraining step', total=cfg.steps, initial=start):
         batch = pack([tokens_of(p) for p in training_batch(rng, mix, cfg.batch_size)], cfg.row_width).to(device)
         for group in opt.param_groups: group['lr'] = lr_at(cfg, step)
         loss = packed_loss(model, batch)
@@ -183,7 +184,7 @@ def pretrain(
         opt.step()
         log.append([step, loss.item(), lr_at(cfg, step), norm])
         done = on_step is not None and on_step(step, model) is True
-        if checkpoint is not None and ((step+1) % checkpoint_every == 0 or step+1 == (stop_at or cfg.steps)):
+        if done: break # before the state is saved: taken up again, the run ends here again
+        if checkpoint is not None and ((step+1) % checkpoint_every == 0 or step+1 == end):
             save_state(checkpoint, model, opt, settings | dict(step=step+1, rng=rng.bit_generator.state), log)
-        if done: break
     return model, pd.DataFrame(log, columns=['step','loss','lr','grad_norm']).astype({'step':int})

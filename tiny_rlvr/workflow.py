@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['EXPERIMENTS', 'notebook_params', 'load_preset', 'preset_params', 'imported', 'code_hash', 'say', 'execute', 'collect',
-           'report_success', 'report_failure', 'publish_notebook', 'publish', 'analyses', 'figures', 'readme_text',
-           'parse_value', 'main']
+           'reproduce', 'report_success', 'report_failure', 'publish_notebook', 'publish', 'analyses', 'figures',
+           'readme_text', 'parse_value', 'main']
 
 # %% ../nbs/14_workflow.ipynb #c002
 import argparse, ast, hashlib, json, os, posixpath, re, shutil, sys, threading, time
@@ -208,6 +208,24 @@ def collect(
         write_parquet(pd.concat(pieces, ignore_index=True), Path(results_dir)/f"{name}.parquet", _common_provenance(paths))
 
 # %% ../nbs/14_workflow.ipynb #c042
+def reproduce(
+    preset:str, # name
+    *args:str, # more arguments for Snakemake
+):
+    "Run the workflow in this process's place; raises ValueError if the preset is unknown or is being run already."
+    import fcntl # not on Windows
+    load_preset(preset)
+    run_dir = resolve("runs")/preset
+    run_dir.mkdir(parents=True, exist_ok=True)
+    lock = os.open(run_dir/".lock", os.O_RDWR | os.O_CREAT)
+    try: fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError: raise ValueError(f"preset {preset} is being run already, in {run_dir}: wait for that run, or end it") from None
+    os.set_inheritable(lock, True) # Snakemake holds it from here on, its jobs don't
+    os.chdir(repo_root())
+    snakemake = str(Path(sys.executable).parent/"snakemake")
+    os.execv(snakemake, [snakemake, "--nolock", "--config", f"preset={preset}", *args])
+
+# %% ../nbs/14_workflow.ipynb #c044
 def report_success(
     run_dir, # what the workflow wrote
 )->str:
@@ -224,7 +242,7 @@ def report_failure(
         parts.append(said if said.startswith("FAILED") else f"STOPPED {status.stem}\n  it was killed or interrupted; its last line was: {said}")
     return "\n\n".join([*parts, "What is done stays done: the same command again runs only what is missing."])
 
-# %% ../nbs/14_workflow.ipynb #c047
+# %% ../nbs/14_workflow.ipynb #c049
 def publish_notebook(
     notebook, # the committed one, which is rewritten
     executed, # its executed copy
@@ -240,7 +258,7 @@ def publish_notebook(
     for to, by in zip(mine, ran): to["outputs"] = by["outputs"]
     Path(notebook).write_text(json.dumps(target, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
-# %% ../nbs/14_workflow.ipynb #c051
+# %% ../nbs/14_workflow.ipynb #c053
 EXPERIMENTS = "nbs/experiments" # relative to the top of the repository
 def publish(
     preset:str, # whose run is shown
@@ -261,7 +279,7 @@ def publish(
         for file in sorted((run_dir/what).iterdir()): shutil.copy2(file, resolve(to)/file.name)
         say(f"{to}: from {run_dir/what}")
 
-# %% ../nbs/14_workflow.ipynb #c053
+# %% ../nbs/14_workflow.ipynb #c055
 def analyses()->list[Path]:
     "The experiment notebooks that draw figures from results."
     return [p for p in sorted(resolve(EXPERIMENTS).glob("*.ipynb")) if "figures_dir" in notebook_params(p)]
@@ -275,7 +293,7 @@ def figures(
     params = dict(preset=preset, results_dir=str(results_dir), figures_dir=str(figures_dir))
     return all([execute(nb, resolve("runs")/"figures"/nb.name, {**preset_params(nb, preset), **params}) for nb in analyses()])
 
-# %% ../nbs/14_workflow.ipynb #c055
+# %% ../nbs/14_workflow.ipynb #c057
 def readme_text(
     notebook, # path of index.ipynb
 )->str:
@@ -304,7 +322,7 @@ def _from_above(source, folder):
 
 def _indent(text): return "\n".join(f"    {line}".rstrip() for line in text.rstrip().splitlines())
 
-# %% ../nbs/14_workflow.ipynb #c060
+# %% ../nbs/14_workflow.ipynb #c062
 def parse_value(text:str):
     "`text` as a Python literal if it is one, else as it is."
     try: return ast.literal_eval(text)
@@ -314,6 +332,8 @@ def main(argv=None)->int:
     "The command line; returns the exit status: 0 done, 1 the notebook failed, 2 a mistake in what was asked."
     parser = argparse.ArgumentParser(prog="python -m tiny_rlvr.workflow", description="Run the experiment notebooks and bring their outputs back.")
     sub = parser.add_subparsers(dest="command", required=True)
+    p = sub.add_parser("reproduce", help="run the whole workflow")
+    p.add_argument("--preset", default="mini"); p.add_argument("snakemake", nargs="*", help="after --, more arguments for Snakemake")
     p = sub.add_parser("run", help="run one notebook")
     p.add_argument("notebook")
     p.add_argument("-o", "--executed", required=True, help="the executed copy")
@@ -328,6 +348,7 @@ def main(argv=None)->int:
     sub.add_parser("readme", help="write README.md from nbs/index.ipynb")
     args = parser.parse_args(argv)
     try:
+        if args.command == "reproduce": reproduce(args.preset, *args.snakemake)
         if args.command == "run":
             params = {**preset_params(args.notebook, args.preset), **{name: parse_value(value) for name, value in args.param}}
             return 0 if execute(args.notebook, args.executed, params) else 1
@@ -341,5 +362,5 @@ def main(argv=None)->int:
     except KeyboardInterrupt: return 130
     return 0
 
-# %% ../nbs/14_workflow.ipynb #c063
+# %% ../nbs/14_workflow.ipynb #c065
 if __name__ == "__main__" and "__file__" in globals(): sys.exit(main()) # in a notebook there is no __file__
