@@ -4,7 +4,7 @@
     python benchmarks/bench.py grpo memory        some parts; their rows in timings.parquet are replaced
 
 Both sides of a ratio are timed in turn, in one process. A quiet machine is the reader's business: `disturbance` in the table says how much processor time others took."""
-import argparse, contextlib, io, json, os, platform, re, resource, subprocess, sys, tempfile, time
+import argparse, os, platform, re, resource, subprocess, sys, tempfile, time
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -236,9 +236,10 @@ def papermill(repeats):
     import nbformat
     with tempfile.TemporaryDirectory() as folder:
         nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 1", metadata=dict(tags=["parameters"]))])
-        nbformat.write(nb, f"{folder}/empty.ipynb")
-        ways = {"papermill": ["-m", "papermill", "-k", "python3", "--no-progress-bar"], "workflow": ["-m", "tiny_rlvr.workflow", "run"]}
-        def run(way): subprocess.run([sys.executable, *ways[way], f"{folder}/empty.ipynb", f"{folder}/out.ipynb"], check=True, capture_output=True, cwd=repo_root())
+        out, empty = f"{folder}/out.ipynb", f"{folder}/empty.ipynb"
+        nbformat.write(nb, empty)
+        ways = {"papermill": ["-m", "papermill", "-k", "python3", "--no-progress-bar", empty, out], "workflow": ["-m", "tiny_rlvr.workflow", "run", "-o", out, empty]}
+        def run(way): subprocess.run([sys.executable, *ways[way]], check=True, capture_output=True, cwd=repo_root())
         return [row("an empty notebook", way, repeat, seconds=timed(lambda: run(way))) for repeat in range(max(1, repeats//2)) for way in ways]
 
 
@@ -262,13 +263,13 @@ def memory(repeats):
     return [row("peak memory", job, peak_bytes=int(subprocess.run([sys.executable, __file__, "--job", job, "--threads", str(THREADS)], check=True, capture_output=True, text=True).stdout.split()[-1])) for job in JOBS]
 
 
-def seed_of_x1(repeats):
+def seed_of_x1(repeats, *more):
     "The notebook of one seed as the workflow runs it, at the paper preset: where its wall time goes."
     from tiny_rlvr.runs import read_parquet
     import nbformat
     with tempfile.TemporaryDirectory() as folder:
         save_checkpoint(policy(), f"{folder}/substrate.safetensors")
-        command = [sys.executable, "-m", "tiny_rlvr.workflow", "run", "nbs/experiments/x1_run.ipynb", f"{folder}/out.ipynb", "-p", "results_dir", folder, "-p", "run_dir", folder, "-p", "seed", "0"]
+        command = [sys.executable, "-m", "tiny_rlvr.workflow", "run", "nbs/experiments/x1_run.ipynb", "-o", f"{folder}/out.ipynb", "-p", "results_dir", folder, "-p", "run_dir", folder, "-p", "seed", "0", *more]
         environment = os.environ | dict(OMP_NUM_THREADS=str(THREADS))
         del environment["TINY_RLVR_PROGRESS"]
         wall = timed(lambda: subprocess.run(command, check=True, capture_output=True, cwd=repo_root(), env=environment))

@@ -272,6 +272,13 @@ def test_bad_input_is_named(trained, tree):
         with pytest.raises(ValueError, match="mass is a probability"): heaviest(tree, mass)
 
 
+def test_nothing_lighter_than_the_least_is_kept_and_nothing_as_heavy_is_missing(tree):
+    assert tree.problems.likeliest_open.max() < 1e-3
+    h, c = heaviest(tree, least=1e-3), tree.completions
+    assert len(h) == (c.p >= 1e-3).sum() and h.p.min() >= 1e-3
+    np.testing.assert_allclose(h.groupby("prompt").p.sum() + h.groupby("prompt").remainder.first(), 1, atol=1e-12)
+
+
 def test_a_mass_that_a_tree_doesnt_have_is_listed_as_far_as_it_is_known(tree):
     h = heaviest(tree, 1 - 1e-6)
     assert len(h) == len(tree.completions)

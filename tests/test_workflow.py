@@ -2,8 +2,7 @@
 import fcntl, json, os, re, shutil, subprocess, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-import psutil, pytest, torch
-from tiny_rlvr.model import load_tensors
+import psutil, pytest
 from tiny_rlvr.runs import SUBSTRATE, TABLES, read_parquet, read_provenance
 from tiny_rlvr.workflow import load_preset, preset_params
 
@@ -154,14 +153,12 @@ def test_the_same_seed_twice_gives_identical_files(story):
     assert files(elsewhere/"seeds/0") == story.after_failure[0]
 
 
-def test_a_killed_and_resumed_pretraining_gives_the_same_substrate_as_one_that_ran_through(story):
+def test_a_killed_and_resumed_pretraining_gives_the_same_file_as_one_that_ran_through(story):
     command = [sys.executable, "-m", "tiny_rlvr.workflow", "run", "nbs/experiments/x0_pretrain.ipynb", "-o", "runs/elsewhere/x0_pretrain.ipynb", "--preset", "nano",
                "-p", "results_dir", "runs/elsewhere/results", "-p", "run_dir", "runs/elsewhere"]
     done = finish(start(story.tree, "env", "OMP_NUM_THREADS=2", "OMP_WAIT_POLICY=PASSIVE", *command))
     assert done.rc == 0, done.text
-    through, resumed = [load_tensors(folder/SUBSTRATE) for folder in (story.tree/"runs/elsewhere/results", story.run/"results")]
-    assert through[1] == resumed[1] and through[0].keys() == resumed[0].keys()
-    assert all(torch.equal(through[0][name], resumed[0][name]) for name in through[0])
+    assert files(story.tree/"runs/elsewhere/results")[SUBSTRATE] == files(story.run/"results")[SUBSTRATE]
 
 
 # From here on the copy is edited, and put back.

@@ -217,12 +217,16 @@ def top_wrong(
 def heaviest(
     tree:AnswerTree, # the completions of n problems, grown to a tol below 1 - mass
     mass:float=.999, # probability to keep, of each problem
+    least:float=0., # completions less likely than that aren't kept
 )->pd.DataFrame: # prompt, completion, p, finished, remainder (probability of all that isn't listed); by problem, likeliest first
-    """The fewest completions of each problem whose probability is at least `mass`. Where a tree leaves more than `1 - mass` open that can't be had: all that are known are listed, and `remainder` says what's missing."""
+    """The fewest completions of each problem that hold a probability of `mass` together.
+
+    Where a tree leaves more than `1 - mass` open, or `least` forbids it, they hold less; `remainder` says in any case how much is missing.
+    A completion of at least `least` is missing only where `tree.problems.likeliest_open` is above that."""
     if not 0 < mass < 1: raise ValueError(f"mass is a probability and must lie in (0, 1) (got {mass!r})")
     c,left = tree.completions,tree.problems.open
     before = c.groupby('problem').p.cumsum() - c.p
-    keep = (before < mass).to_numpy()
+    keep = ((before < mass) & (c.p >= least)).to_numpy()
     remainder = left.to_numpy() + np.bincount(c.problem[~keep], c.p[~keep], len(left))
     c = c[keep]
     return pd.DataFrame(dict(prompt=tree.problems.prompt.to_numpy()[c.problem], completion=c.completion.to_numpy(), p=c.p.to_numpy(), finished=c.finished.to_numpy(), remainder=remainder[c.problem]))
