@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
 os.environ.setdefault("TINY_RLVR_PROGRESS", "")  # no progress bars
 
@@ -21,7 +22,7 @@ from tiny_rlvr.exact_eval import answer_logprob
 from tiny_rlvr.grpo import GRPOConfig, train
 from tiny_rlvr.model import GPT, GPTConfig, load_checkpoint, save_checkpoint, to_hf
 from tiny_rlvr.pretrain import PretrainConfig, pretrain, tokens_of
-from tiny_rlvr.runs import provenance, repo_root, write_parquet
+from tiny_rlvr.runs import provenance, write_parquet
 from tiny_rlvr.tasks import GRID, TARGET, eval_set, mixture, streams, training_batch
 from tiny_rlvr.terrain import measure_task, terrain_map
 
@@ -91,7 +92,7 @@ def signal_in_half(completion: str, problem) -> float:
 
 def policy() -> GPT:
     "A policy of the paper's size whose completions have the target's lengths: trained on the target alone for 80 updates, and kept for the next time."
-    path = repo_root()/POLICY
+    path = ROOT/POLICY
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         model, log = pretrain(CFG, PretrainConfig(steps=80, lr=1e-3, warmup=10, batch_size=128), mix={TARGET: 1.})
@@ -239,7 +240,7 @@ def papermill(repeats):
         out, empty = f"{folder}/out.ipynb", f"{folder}/empty.ipynb"
         nbformat.write(nb, empty)
         ways = {"papermill": ["-m", "papermill", "-k", "python3", "--no-progress-bar", empty, out], "workflow": ["-m", "tiny_rlvr.workflow", "run", "-o", out, empty]}
-        def run(way): subprocess.run([sys.executable, *ways[way]], check=True, capture_output=True, cwd=repo_root())
+        def run(way): subprocess.run([sys.executable, *ways[way]], check=True, capture_output=True, cwd=ROOT)
         return [row("an empty notebook", way, repeat, seconds=timed(lambda: run(way))) for repeat in range(max(1, repeats//2)) for way in ways]
 
 
@@ -272,7 +273,7 @@ def seed_of_x1(repeats, *more):
         command = [sys.executable, "-m", "tiny_rlvr.workflow", "run", "nbs/experiments/x1_run.ipynb", "-o", f"{folder}/out.ipynb", "-p", "results_dir", folder, "-p", "run_dir", folder, "-p", "seed", "0", *more]
         environment = os.environ | dict(OMP_NUM_THREADS=str(THREADS))
         del environment["TINY_RLVR_PROGRESS"]
-        wall = timed(lambda: subprocess.run(command, check=True, capture_output=True, cwd=repo_root(), env=environment))
+        wall = timed(lambda: subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env=environment))
         cells = [c for c in nbformat.read(f"{folder}/out.ipynb", 4).cells if c.cell_type == "code"]
         took = {key: c.metadata.papermill.duration for c in cells for key in ("train(", "terrain_map(") if key in c.source and "import" not in c.source}
         inside = next(c for c in cells if c.source.startswith("clock.sum()")).outputs[0]["data"]["text/plain"]
