@@ -1,5 +1,7 @@
 # make reproduce            from nothing to every table and figure, at the mini preset   (PRESET=nano, mini or paper)
+# make census               p of all 810,000 target problems, for the base and one tuned policy (about two minutes a policy at mini, half an hour at paper); PRESET as above
 # make figures              draw every figure from the shipped results/ again
+# make bench               the benchmarks again, into benchmarks/ (about ten minutes, two quiet cores)
 # make test                 the notebooks' own tests, then tests/
 # make lab                  JupyterLab on the notebooks
 # make notebooks            put the outputs of the last run into the committed notebooks, its figures into figures/ (PRESET=paper: tables into results/ too)
@@ -16,17 +18,20 @@ BIN ?= .venv/bin
 READY := $(if $(filter .venv/bin,$(BIN)),.venv/.installed)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: reproduce figures test lab notebooks readme docs clean
+.PHONY: reproduce census figures test bench lab notebooks readme docs clean
 
 .venv/.installed: settings.ini constraints.txt setup.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, but $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
 	@echo "installing the packages into .venv (some minutes, about 2 GB)"
-	.venv/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	.venv/bin/python -m pip install --quiet -c constraints.txt -e '.[dev,bench]'
 	@touch $@
 
 reproduce: $(READY)
 	$(BIN)/python -m tiny_rlvr.workflow reproduce --preset $(PRESET)
+
+census: $(READY)
+	$(BIN)/python -m tiny_rlvr.workflow reproduce --preset $(PRESET) -- runs/$(PRESET)/done/x1_census
 
 figures: $(READY)
 	$(BIN)/python -m tiny_rlvr.workflow figures
@@ -37,6 +42,9 @@ test: export TINY_RLVR_PROGRESS =
 test: $(READY)
 	ls nbs/*.ipynb | xargs -n 1 -P 2 $(BIN)/nbdev_test --n_workers 0 --timing --path
 	$(BIN)/python -m pytest tests
+
+bench: $(READY)
+	$(BIN)/python benchmarks/bench.py
 
 lab: $(READY)
 	$(BIN)/jupyter lab nbs

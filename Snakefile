@@ -100,6 +100,23 @@ rule analysis:
         run(f"figures_dir {shlex.quote(FIGURES)}")
 
 
+# No part of `all`: every problem there is, for the base and for a tuned policy that was kept. A killed census goes on from its parts, which are no outputs.
+rule x1_census:
+    input:
+        rules.collect.output,
+        rules.x0_pretrain.output,
+        notebook=ancient(notebook("x1_census")),
+    output:
+        touch(f"{RUN}/done/x1_census"),
+    log:
+        f"{RUN}/notebooks/x1_census.ipynb",
+    params:
+        depends=depends("x1_census"),
+    threads: workflow.cores
+    shell:
+        run(f"figures_dir {shlex.quote(FIGURES)}", f"run_dir {shlex.quote(RUN)}")
+
+
 onsuccess:
     print("\n" + report_success(RUN), file=sys.stderr)
 

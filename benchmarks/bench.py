@@ -4,7 +4,7 @@
     python benchmarks/bench.py grpo memory        some parts; their rows in timings.parquet are replaced
 
 Both sides of a ratio are timed in turn, in one process. A quiet machine is the reader's business: `disturbance` in the table says how much processor time others took."""
-import argparse, os, platform, re, resource, subprocess, sys, tempfile, time
+import argparse, contextlib, itertools, os, platform, re, resource, subprocess, sys, tempfile, time
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ import torch
 import naive
 from tiny_rlvr.exact_eval import answer_logprob
 from tiny_rlvr.grpo import GRPOConfig, train
-from tiny_rlvr.model import GPT, GPTConfig, load_checkpoint, save_checkpoint, to_hf
+from tiny_rlvr.model import GPT, GPTConfig, fast_float32, load_checkpoint, save_checkpoint, to_hf
 from tiny_rlvr.pretrain import PretrainConfig, pretrain, tokens_of
 from tiny_rlvr.runs import provenance, write_parquet
 from tiny_rlvr.tasks import GRID, TARGET, eval_set, mixture, streams, training_batch
@@ -50,6 +50,26 @@ class Laps:
     def __init__(self): self.restart()
     def restart(self): self.start = time.perf_counter()
     def lap(self): return time.perf_counter()-self.start
+
+
+@contextlib.contextmanager
+def products_by(backend: str):
+    """'onednn' or 'mkl' for float32 matrix products.
+
+    PyTorch hands float32 products to MKL, which runs at half speed on AMD's processors; to oneDNN only together with the permission to round to bf16.
+    oneDNN makes use of that on processors with AMX alone: `machine` reports the error, which must be float32's."""
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = dict(onednn="bf16", mkl="none")[backend]
+    try: yield
+    finally: torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+def limits(products):
+    "The same products by each backend, and by the one that the library's code gets: rows' numbers by side."
+    def seconds(backend):
+        with products_by(backend): return timed(products)
+    work = dict(flop=products.flop, bytes=products.bytes, tokens=products.n)
+    return {f"limit of {name}": dict(seconds=seconds(backend), **work) for name, backend in dict(MKL="mkl", oneDNN="onednn").items()}
 
 
 def matmul_bytes(n, k, m): return 4*(n*k + k*m + n*m)
@@ -86,8 +106,8 @@ class Tokens:
 
 
 def signal_in_half(completion: str, problem) -> float:
-    "A reward that about one completion in ten gets, so that about half of the groups of eight have signal, as in the post: the last digit is 7."
-    return float(completion.endswith("7"))
+    "A reward that about one completion in twelve gets, so that about half of the groups of eight have signal, as in the post: the number is divisible by 12."
+    return float(completion.isdigit() and int(completion) % 12 == 0)
 
 
 def policy() -> GPT:
@@ -110,12 +130,15 @@ def machine(repeats):
     x, y = torch.randn(2**26), torch.empty(2**26)
     products = {n: [(torch.randn(n, i), torch.randn(o, i), torch.empty(n, o)) for i, o in SHAPES] for n in (1, 8, 64, 200, 500, 1000, 2300, 4096)}
     for repeat in range(-1, repeats):
-        new = [row("machine", "largest product", repeat, seconds=timed(lambda: torch.mm(a, b, out=c)), flop=2*big**3, bytes=matmul_bytes(big, big, big)),
-               row("machine", "copy", repeat, seconds=timed(lambda: y.copy_(x)), bytes=8*len(x))]
-        for n, triples in products.items():
+        new = [row("machine", "copy", repeat, seconds=timed(lambda: y.copy_(x)), bytes=8*len(x))]
+        for backend in "mkl", "onednn":
+            with products_by(backend): new.append(row("machine", f"largest product, {backend}", repeat, seconds=timed(lambda: torch.mm(a, b, out=c)), flop=2*big**3, bytes=matmul_bytes(big, big, big)))
+        for n, backend in itertools.product(products, ("mkl", "onednn")):
             times = 1 + 2000//n
-            seconds = timed(lambda: [torch.mm(x, w.t(), out=y) for _ in range(times) for x, w, y in triples])
-            new.append(row("machine", f"products of {n} tokens", repeat, seconds=seconds, flop=times*2*n*12*CFG.d_model**2, bytes=times*sum(matmul_bytes(n, i, o) for i, o in SHAPES), tokens=n))
+            with products_by(backend):
+                seconds = timed(lambda: [torch.mm(x, w.t(), out=y) for _ in range(times) for x, w, y in products[n]])
+            error = max(((y - x.double()@w.double().t()).abs().max()/y.abs().max()).item() for x, w, y in products[n]) if repeat == 0 else float("nan")
+            new.append(row("machine", f"products of {n} tokens, {backend}", repeat, seconds=seconds, flop=times*2*n*12*CFG.d_model**2, bytes=times*sum(matmul_bytes(n, i, o) for i, o in SHAPES), tokens=n, value=error))
         if repeat >= 0: rows += new
     return rows
 
@@ -125,14 +148,14 @@ def pretraining(repeats):
     rows, laps, n = [], Laps(), 256
     rng, plain = streams(0, "data").data, GPT(CFG)
     opt = naive.optimizer_for(plain, 3e-4)
-    limits = {}
+    kept = {}
     def others(step, model):
         seconds = laps.lap()
         problems = training_batch(rng, mixture(0.01), n)  # the same stream as the loop's own
         tokens = sum(len(tokens_of(p))-1 for p in problems)
-        limit = limits.setdefault(0, MatrixProducts(tokens))
+        limit = kept.setdefault(0, MatrixProducts(tokens))
         work = dict(flop=6*tokens*BLOCK_PARAMS, tokens=tokens)
-        side = {"limit": dict(seconds=timed(limit), flop=limit.flop, bytes=limit.bytes, tokens=limit.n), "naive": dict(seconds=timed(lambda: naive.pretrain_step(plain, opt, problems)), **work)}
+        side = limits(limit) | {"naive": dict(seconds=timed(lambda: naive.pretrain_step(plain, opt, problems)), **work)}
         if step >= 2:
             rows.append(row("pretraining step", "ours", step, seconds=seconds, bytes=limit.bytes, **work))
             rows.extend(row("pretraining step", k, step, **v) for k, v in side.items())
@@ -146,13 +169,11 @@ def exact(repeats):
     model, problems = policy().requires_grad_(False), eval_set(TARGET, 2000, 10000)
     prompts, answers = [p.prompt for p in problems], [p.answer for p in problems]
     tokens, few = sum(len(tokens_of(p))-1 for p in problems), problems[:100]
-    limit = MatrixProducts(4096, backward=False)
-    rows = []
+    limit, rows = MatrixProducts(1024, backward=False), []
     for repeat in range(-1, repeats):
-        new = [row("exact p", "limit", repeat, seconds=timed(lambda: [limit() for _ in range(round(tokens/limit.n))]), flop=limit.flop*round(tokens/limit.n), bytes=limit.bytes*round(tokens/limit.n), tokens=limit.n*round(tokens/limit.n)),
-               row("exact p", "ours", repeat, seconds=timed(lambda: answer_logprob(model, prompts, answers)), flop=2*tokens*BLOCK_PARAMS, bytes=limit.bytes*tokens/limit.n, tokens=tokens),
-               row("exact p", "naive", repeat, seconds=timed(lambda: naive.exact_p(model, few))*len(problems)/len(few), flop=2*tokens*BLOCK_PARAMS, tokens=tokens)]
-        if repeat >= 0: rows += new
+        new = {k: v | {q: v[q]*tokens/limit.n for q in ("seconds", "flop", "bytes", "tokens")} for k, v in limits(limit).items()}
+        new |= {"ours": dict(seconds=timed(lambda: answer_logprob(model, prompts, answers))), "naive": dict(seconds=timed(lambda: naive.exact_p(model, few))*len(problems)/len(few))}
+        if repeat >= 0: rows += [row("exact p", k, repeat, **dict(flop=2*tokens*BLOCK_PARAMS, bytes=limit.bytes*tokens/limit.n, tokens=tokens) | v) for k, v in new.items()]
     return rows
 
 
@@ -160,7 +181,7 @@ def grpo(repeats, block=6):
     "Blocks of updates from the same policy on the same prompts: ours (with the naive update between), then TRL's. The first update of each block is a warm-up."
     base, rows = policy(), []
     for b in range(-(-repeats//(block-1))):
-        for new in (our_updates(base, b, block), trl_updates(base, b, block)): rows += [r for r in new if r["repeat"] % block]
+        for new in (our_updates(base, b, block), trl_updates(base, b, block), trl_updates(base, b, block, "TRL with oneDNN", "onednn", "eager")): rows += [r for r in new if r["repeat"] % block]
     return rows
 
 
@@ -192,12 +213,16 @@ def our_updates(base, seed, block, **settings):
     return rows
 
 
-def trl_updates(base, seed, block):
-    "TRL's time from one update's end to the next's, its own sampling taken apart."
+def trl_updates(base, seed, block, side="TRL", backend="mkl", attention="sdpa"):
+    """TRL's time from one update's end to the next's, its own sampling taken apart.
+
+    Its defaults are PyTorch's: products by MKL, fused attention. oneDNN makes products faster and fused attention slower, so that it goes with eager attention: the second try."""
     from transformers import TrainerCallback
     from trl_side import trainer
     rows, laps, spent = [], Laps(), []
-    t = trainer(to_hf(base).train(), [p for ps in update_problems(seed, block) for p in ps], signal_in_half, max_steps=block, num_generations=8, max_completion_length=8,
+    hf = to_hf(base).train()
+    hf.set_attn_implementation(attention)
+    t = trainer(hf, [p for ps in update_problems(seed, block) for p in ps], signal_in_half, max_steps=block, num_generations=8, max_completion_length=8,
                 per_device_train_batch_size=64, learning_rate=1e-5, lr_scheduler_type="constant", seed=seed)
     generate = t._generate_single_turn
     def watched(*args, **kwargs):
@@ -209,12 +234,13 @@ def trl_updates(base, seed, block):
     class Clock(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             update = state.global_step-1
-            rows.append(row("GRPO update", "TRL", seed*block+update, seconds=laps.lap()))
-            rows.append(row("GRPO update", "TRL's sampling", seed*block+update, seconds=spent[-1]))
+            rows.append(row("GRPO update", side, seed*block+update, seconds=laps.lap()))
+            rows.append(row("GRPO update", f"{side}: sampling", seed*block+update, seconds=spent[-1]))
             laps.restart()
     t.add_callback(Clock())
-    laps.restart()
-    t.train()
+    with products_by(backend):
+        laps.restart()
+        t.train()
     assert len(spent) == block and torch.get_num_threads() == THREADS
     return rows
 
@@ -256,6 +282,12 @@ JOBS = dict(
 def exact_job(n):
     problems = eval_set(TARGET, n, 10000)
     answer_logprob(policy(), [p.prompt for p in problems], [p.answer for p in problems])
+
+
+def peak_memory():
+    "Bytes. The kernel's own record starts anew with a program, ru_maxrss takes over the parent's."
+    if Path("/proc/self/status").exists(): return 1024*int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*(1 if sys.platform == "darwin" else 1024)
 
 
 def memory(repeats):
@@ -308,9 +340,10 @@ def main():
     args = parser.parse_args()
     THREADS = args.threads
     torch.set_num_threads(THREADS)
+    fast_float32()
     if args.job:
         JOBS[args.job]()
-        return print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*1024)
+        return print(peak_memory())
     table = pd.read_parquet(TIMINGS) if TIMINGS.exists() else pd.DataFrame()
     for part in args.parts or PARTS:
         share = others_share() if Path("/proc/stat").exists() else lambda: float("nan")

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, strategies as hs
 from hypothesis.extra.numpy import arrays
 
-from tiny_rlvr.churn import (ALIVE, DEAD, before_after, check_p, concentration, feature_table, kill_counts, killed, revived, status, tails_by_seed, tails_table)
+from tiny_rlvr.churn import (ALIVE, DEAD, before_after, check_p, concentration, feature_table, held_out_rates, kill_counts, killed, matched_shares, revived, status, tails_by_seed, tails_table,
+                             threshold_table)
 
 probabilities = lambda *shape: arrays(np.float64, shape, elements=hs.floats(0, 1))
 
@@ -87,3 +88,38 @@ def test_before_after_undoes_any_order_of_the_rows():
 ])
 def test_bad_input_is_named(call, says):
     with pytest.raises(ValueError, match=says): call()
+
+@given(probabilities(8), probabilities(3, 8))
+def test_threshold_table_counts_what_killed_and_revived_say(before, after):
+    for r in threshold_table(before, after).itertuples():
+        k, v = killed(before, after, r.alive, r.dead), revived(before, after, r.alive, r.dead)
+        assert r.dead < r.alive and r.killed*3 == pytest.approx(k.sum()) and r.revived*3 == pytest.approx(v.sum())
+        assert (r.killed_distinct, r.revived_distinct) == (k.any(0).sum(), v.any(0).sum())
+
+@given(probabilities(8), probabilities(3, 8))
+def test_wider_gaps_between_thresholds_never_kill_more(before, after):
+    t = threshold_table(before, after)
+    assert (t.groupby("alive").killed.diff().dropna() >= 0).all() and (t.groupby("dead").killed.diff().dropna() <= 0).all()
+
+@given(arrays(bool, (5, 12)))
+def test_a_held_out_seed_is_judged_by_the_others_alone(sets):
+    held = held_out_rates(sets, np.ones(12, bool))
+    for s, r in enumerate(held.itertuples()):
+        others = np.delete(sets, s, 0).any(0)
+        assert (r.chosen, r.hit) == (others.sum(), (others & sets[s]).sum())
+
+def test_held_out_rates_of_independent_seeds_are_the_pools_and_of_equal_seeds_one():
+    rng = np.random.default_rng(0)
+    free = held_out_rates(rng.random((20, 5000)) < .02, np.ones(5000, bool))
+    assert abs(free.rate.mean() - free.pool_rate.mean()) < .002
+    assert (held_out_rates(np.tile(rng.random(5000) < .02, (20, 1)), np.ones(5000, bool)).rate == 1).all()
+
+def test_matched_shares_remove_what_the_strata_explain_and_leave_the_rest():
+    rng = np.random.default_rng(0)
+    strata = rng.integers(0, 4, 20_000)
+    features = pd.DataFrame(dict(hard=rng.random(20_000) < strata/4, other=rng.random(20_000) < .3))
+    everyone = np.ones(20_000, bool)
+    by_stratum = (rng.random((1, 20_000)) < strata/40) # victims come from high strata, whatever the feature
+    share = matched_shares(features, by_stratum, everyone, strata)
+    assert abs(share.hard - features.hard[by_stratum[0]].mean()) < .03 < features.hard[by_stratum[0]].mean() - features.hard.mean()
+    assert abs(share.other - .3) < .02

@@ -6,7 +6,7 @@ import numpy as np, pytest, torch
 from hypothesis import given, strategies as st
 from scipy.stats import binom, binomtest, chisquare
 from referee import BOS, EOS, hf_logp, ids_of
-from tiny_rlvr.exact_eval import KS, answer_logprob, capability_curve, greedy_accuracy, pass_at_k, pass_at_k_estimate
+from tiny_rlvr.exact_eval import KS, answer_logprob, capability_curve, greedy_accuracy, group_size_for, pass_at_k, pass_at_k_estimate, zero_signal
 from tiny_rlvr.model import to_hf
 from tiny_rlvr.rollout import generate, greedy, rollout
 from tiny_rlvr.tasks import GRID, Problem, Task, eval_set, verify
@@ -149,3 +149,28 @@ def test_plugging_the_sampled_share_into_the_formula_would_be_biased():
     c = np.arange(65)
     plugged_in = (binom.pmf(c, 64, .02) * (1 - (1 - c / 64)**32)).sum()
     assert plugged_in < pass_at_k(.02, 32) - .05
+
+
+@given(st.lists(probabilities, min_size=1, max_size=6), st.integers(1, 40))
+def test_zero_signal_is_the_chance_of_none_or_all_right(p, g):
+    by_hand = sum(Fraction(x)**g + (1 - Fraction(x))**g for x in p)/len(p)
+    assert zero_signal(p, g) == pytest.approx(float(by_hand), rel=1e-9)
+
+
+@given(st.lists(st.floats(1e-4, 1 - 1e-4), min_size=1, max_size=6), st.floats(.05, .95))
+def test_the_group_size_is_the_smallest_that_will_do(p, without):
+    g = group_size_for(p, without)
+    assert zero_signal(p, g) <= without < zero_signal(p, g - 1)
+
+
+def test_no_group_size_helps_where_nothing_varies():
+    assert group_size_for([0., 1.]) is None and zero_signal([0., 1.], 1000) == 1
+
+
+def test_zero_signal_agrees_with_sampled_groups(trained, p):
+    g, groups = 4, 4000
+    r = rollout(trained, PROMPTS, g*groups, np.random.default_rng(5))
+    right = (np.array(r.completions) == np.repeat([q.answer for q in problems], g*groups)) & r.finished.numpy()
+    without = np.isin(right.reshape(len(p), groups, g).sum(2), (0, g)).mean(1)
+    each = np.array([zero_signal([x], g) for x in p])
+    assert (np.abs(without - each) < 4*np.sqrt(each*(1 - each)/groups) + 1e-9).all()

@@ -189,7 +189,7 @@ def test_groups_without_signal_change_no_gradient_and_cost_no_pass(policy, norma
     cfg = GRPOConfig(problems_per_update=10, group_size=3, normaliser=normaliser)
     batch, model, rows_seen = a_batch(policy, cfg), learner(policy), []
     signal = has_signal(batch.rewards)
-    assert 2 < signal.sum() < 8
+    assert 2 < signal.sum() < len(signal) # both kinds are there
     model.register_forward_hook(lambda *_: rows_seen.append(1))
     fast, _ = gradients(model, batch, replace(cfg, micro_groups=1))
     assert len(rows_seen) == signal.sum()

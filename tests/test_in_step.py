@@ -141,7 +141,7 @@ def test_a_parameter_has_one_default_in_all_notebooks():
 def test_every_requirement_has_a_pin_inside_its_range():
     pins = dict(line.split("==") for line in (ROOT/"constraints.txt").read_text().splitlines() if "==" in line)
     pins = {canonicalize_name(k): v for k, v in pins.items()}
-    for key in ["requirements", "workflow_requirements", "dev_requirements"]:
+    for key in ["requirements", "workflow_requirements", "dev_requirements", "bench_requirements"]:
         for requirement in map(Requirement, SETTINGS["DEFAULT"][key].split()):
             pin = pins.get(canonicalize_name(requirement.name))
             assert pin and pin in requirement.specifier, f"{requirement} is pinned to {pin}"

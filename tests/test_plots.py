@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from tiny_rlvr import plots
-from tiny_rlvr.plots import (C, base_terrain_figure, capability_figure, churn_figure, feature_figure, learning_curves, loss_curve, save, signal_figure, terrain_deltas, terrain_figure,
-                             uniform_death_counts)
+from tiny_rlvr.plots import (C, base_terrain_figure, capability_figure, churn_figure, feature_figure, group_size_figure, learning_curves, loss_curve, mass_figure, sampling_figure, save, signal_figure, terrain_deltas, terrain_figure,
+                             threshold_figure, tree_figure, uniform_death_counts)
+from tiny_rlvr.churn import killed, threshold_table
 
 ks = 2**np.arange(11)
 
@@ -37,7 +38,14 @@ def churn_sets():
     return sets
 feature_data = pd.DataFrame(dict(feature=["has_zero", "carry"], victim_share=[.7, .35], pool_share=[.28, .15], ratio=[2.5, 2.3], q_value=[.0001, .02]))
 
+mass_data = pd.DataFrame([(g, e, b, a) for g in ("killed, 3 problems", "all, 60 problems") for e, b, a in [("right", .2, .7), ("off by ten", .5, .25), ("rare", .001, .002), ("other", .299, .048)]], columns=["group", "error", "before", "after"])
+tree_data = pd.DataFrame([("843", .3, True), ("833", .5, True), ("84", .1, False), ("12", .1, True)], columns=["completion", "p", "finished"])
+group_data = pd.DataFrame([(s, g, .5 + .4/g + .01*s) for s in (-1, 0, 1) for g in (2, 8, 64)], columns=["seed", "group_size", "expected"])
+sampling_data = ks, np.linspace(.1, .9, 11), {n: np.where(ks <= n, np.linspace(.1, .9, 11) + np.random.default_rng(n).normal(0, .02, (5, 1)), np.nan) for n in (16, 1024)}
+
 FIGURES = dict(
+    mass=lambda: mass_figure(mass_data), tree=lambda: tree_figure(tree_data, tree_data, "387+456=", "843"), group_size=lambda: group_size_figure(group_data),
+    threshold=lambda: threshold_figure(threshold_table(*p_data())), sampling=lambda: sampling_figure(*sampling_data),
     capability=lambda: capability_figure(*p_data()), terrain=lambda: terrain_figure(terrain_data()), base_terrain=lambda: base_terrain_figure(terrain_data()),
     signal=lambda: signal_figure(log_data(), pd.DataFrame(dict(update=[0, 60], expected=[.4, .5]))), learning=lambda: learning_curves(log_data()),
     loss=lambda: loss_curve(pd.DataFrame(dict(step=range(100), loss=np.linspace(3, 1, 100)))), churn=lambda: churn_figure(churn_sets(), 30), feature=lambda: feature_figure(feature_data))
@@ -228,3 +236,39 @@ def test_colours_that_meet_in_a_figure_stay_apart_in_greyscale(a, b):
 ])
 def test_bad_input_is_named(call, says):
     with pytest.raises(ValueError, match=says): call()
+
+def test_mass_is_drawn_before_and_after_for_each_kind_that_matters():
+    fig = mass_figure(mass_data)
+    assert [t.get_text() for t in fig.axes[0].get_yticklabels()] == ["right", "off by ten", "other"]
+    for ax in fig.axes:
+        assert [a.get_xdata()[0] for a in named(ax, "before")] == [.2, .5, .299] and [a.get_xdata()[0] for a in named(ax, "after")] == [.7, .25, .048]
+        assert len({a.get_marker() for a in named(ax, "before") + named(ax, "after")}) == 2 # told apart without colour
+
+def test_a_trees_blocks_are_as_high_as_probability():
+    left, right = tree_figure(tree_data, tree_data.assign(p=[0., 1., 0., 0.]), "387+456=", "843").axes
+    column = lambda ax, depth: sorted(round(b.get_height(), 9) for b in ax.patches if b.get_x() == depth)
+    assert column(left, 0) == [.1, .9] and column(left, 1) == [.1, .4, .5] # 12; 84.. 83..
+    assert column(right, 0) == [1.] and sum(b.get_height() for b in named(left, "right")) == pytest.approx(.9 + .4 + .3 + .3)
+    assert left.get_title(loc="left").endswith("p = 0.3") and right.get_title(loc="left").endswith("p = 0")
+
+def test_group_sizes_show_the_base_every_seed_and_their_mean():
+    ax = group_size_figure(group_data).axes[0]
+    assert len(named(ax, "seed")) == 2
+    assert np.allclose(named(ax, "base")[0].get_ydata(), group_data[group_data.seed == -1].expected)
+    assert np.allclose(named(ax, "after RL, 2 seeds")[0].get_ydata(), group_data[group_data.seed >= 0].groupby("group_size").expected.mean())
+
+def test_the_posts_thresholds_are_boxed_and_their_count_is_right():
+    before, after = p_data()
+    ax = threshold_figure(threshold_table(before, after)).axes[0]
+    box, = named(ax, "post")
+    x, y = round(box.get_x() + .5), round(box.get_y() + .5)
+    assert (ax.get_xticklabels()[x].get_text(), ax.get_yticklabels()[y].get_text()) == ("0.0001", "0.01")
+    count, = [t.get_text() for t in ax.texts if t.get_position() == (x, y)]
+    assert float(count) == pytest.approx(killed(before, after).sum(1).mean(), abs=.05)
+
+def test_every_sampled_curve_is_drawn_up_to_its_number_of_samples():
+    left, right = sampling_figure(*sampling_data).axes
+    for ax, n in ((left, 16), (right, 1024)):
+        assert len(named(ax, "estimate")) == 5 and f"n = {n}" in ax.get_title(loc="left")
+        for line in named(ax, "estimate"): assert np.isnan(line.get_ydata()).sum() == (ks > n).sum()
+        assert np.allclose(named(ax, "exact")[0].get_ydata(), sampling_data[1])

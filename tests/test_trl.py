@@ -25,7 +25,7 @@ each_loss = pytest.mark.parametrize("loss_type", LOSSES)
 def dense(completion, problem): return .1 * len(completion) + sum(a == b for a, b in zip(completion, problem.answer)) / 3
 
 
-def moved(model, seed, by=.1):
+def moved(model, seed, by=.15):
     "A copy of a policy some way off, so that ratios aren't 1; float64, with weights that float32 holds."
     gen, model = torch.Generator().manual_seed(seed), deepcopy(model)
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_trl_gives_the_same_loss_and_gradients_off_policy(trained, loss_type, kl
     logprobs = completion_logprobs(s.policy, s.batch.prompts, r.tokens, r.mask, TEMPERATURE)
     ours, stats = grpo_loss(logprobs, r.logprobs, s.batch.advantages, s.batch.weights, s.batch.ref_logprobs, kl_weight, *clip)
     ours.backward()
-    assert stats["clip_fraction"] > .05 and abs(theirs.item()) > 1e-4
+    assert stats["clip_fraction"] > .01 and abs(theirs.item()) > 1e-4
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
     same_gradients(s)
     metrics = {k: v[-1] for k, v in s.theirs._metrics["train"].items()}

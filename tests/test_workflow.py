@@ -4,11 +4,11 @@ from pathlib import Path
 from types import SimpleNamespace
 import psutil, pytest
 from tiny_rlvr.runs import SUBSTRATE, TABLES, read_parquet, read_provenance
-from tiny_rlvr.workflow import load_preset, preset_params
+from tiny_rlvr.workflow import OPTIONAL, load_preset, preset_params
 
 ROOT = Path(__file__).parent.parent
 RUN = "runs/nano"
-EXPERIMENTS = sorted(p.stem for p in (ROOT/"nbs/experiments").glob("*.ipynb"))
+EXPERIMENTS = sorted(p.stem for p in (ROOT/"nbs/experiments").glob("*.ipynb") if p.stem not in OPTIONAL)
 ANALYSES = [e for e in EXPERIMENTS if e not in ("x0_pretrain", "x1_run")]
 NANO = load_preset("nano")
 SEEDS = range(-1, NANO["n_seeds"])
@@ -131,6 +131,17 @@ def test_every_table_holds_the_base_and_every_seed_and_says_where_it_comes_from(
         assert origin["preset"] == "nano" and origin["commit"]
         assert preset_params(ROOT/"nbs/experiments/x1_run.ipynb", "nano").items() <= json.loads(origin["parameters"]).items()
     assert len(read_parquet(story.run/"results/x1_p_correct.parquet")) == NANO["n_eval"] * len(SEEDS)
+
+
+def test_what_a_run_records_of_its_answer_trees_agrees_with_exact_p(story):
+    p, listed, exact = (read_parquet(story.run/f"results/{t}.parquet") for t in ("x1_p_correct", "x1_completions", "x1_exact"))
+    by = listed.groupby(["seed", "prompt"])
+    assert (by.p.sum() + by.remainder.first() - 1).abs().max() < 1e-5 and listed.p.min() >= 1e-4
+    right = listed[listed.finished].merge(p, left_on=["seed", "prompt", "completion"], right_on=["seed", "prompt", "answer"])
+    assert len(right) and (right.p_x - right.p_y).abs().max() < 1e-5
+    both = exact.merge(p, on=["seed", "prompt"])
+    assert len(both) == len(p) and (both.accepted_high > both.p - 1e-5).all()
+    for q in ("entropy", "length", "past_limit", "accepted"): assert (exact[f"{q}_low"] <= exact[f"{q}_high"] + 1e-12).all()
 
 
 def test_every_analysis_ran_and_drew(story):

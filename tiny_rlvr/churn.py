@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['ALIVE', 'DEAD', 'STATUSES', 'check_p', 'status', 'killed', 'revived', 'before_after', 'tails_by_seed', 'tails_table',
-           'check_sets', 'kill_counts', 'concentration', 'feature_table']
+           'check_sets', 'kill_counts', 'concentration', 'feature_table', 'threshold_table', 'held_out_rates',
+           'matched_shares']
 
 # %% ../nbs/10_churn.ipynb #c002
 from types import SimpleNamespace
@@ -177,3 +178,45 @@ def feature_table(
         t[share] = t[a]/t[b].where(t[b] > 0)
     base = t.pool_share.where(t.pool_share > 0)
     return t.assign(ratio=t.victim_share/base, death_ratio=t.death_share/base)
+
+# %% ../nbs/10_churn.ipynb #c046
+def threshold_table(
+    p_before,  # [n] p(correct) before
+    p_after,   # [seeds, n] p(correct) after
+    alives=(.003, .01, .03, .1, .3), # thresholds above which a problem is alive
+    deads=(1e-6, 1e-5, 1e-4, 1e-3), # thresholds below which it is dead
+)->pd.DataFrame: # a row per pair with dead < alive: alive, dead, killed, revived (problems, mean over seeds), killed_distinct, revived_distinct (in any seed)
+    "How many problems are killed and revived at other thresholds than the post's"
+    rows = []
+    for alive, dead in ((a, d) for a in alives for d in deads if d < a):
+        k, r = killed(p_before, p_after, alive, dead), revived(p_before, p_after, alive, dead)
+        rows.append(dict(alive=alive, dead=dead, killed=k.sum(-1).mean(), revived=r.sum(-1).mean(), killed_distinct=int(k.any(0).sum()), revived_distinct=int(r.any(0).sum())))
+    if not rows: raise ValueError(f"no pair with dead < alive among alives={alives} and deads={deads}")
+    return pd.DataFrame(rows)
+
+# %% ../nbs/10_churn.ipynb #c049
+def held_out_rates(
+    sets,     # bool [seeds, n], e.g. `killed(...)`
+    eligible, # bool [n], the pool
+)->pd.DataFrame: # a row per seed: chosen (problems that another seed has in its set), hit (of these, in this seed's set), rate, pool_rate (in this seed's set, of the pool)
+    "How often a seed kills what other seeds killed, beside how often it kills anything: no seed judges what it chose"
+    sets, eligible = check_sets(sets), np.asarray(eligible)
+    if eligible.dtype != bool or eligible.shape != sets.shape[1:]: raise ValueError(f"eligible must be a boolean array of shape {sets.shape[1:]} (got {eligible.dtype}, shape {eligible.shape})")
+    if len(sets) < 2: raise ValueError("a held-out seed needs at least one other (got 1 seed)")
+    chosen = (kill_counts(sets)[None] - sets) > 0
+    n, hit = chosen.sum(1), (chosen & sets).sum(1)
+    return pd.DataFrame(dict(chosen=n, hit=hit, rate=np.where(n > 0, hit/np.maximum(n, 1), np.nan), pool_rate=(sets & eligible).sum(1)/max(1, eligible.sum()))).rename_axis("run")
+
+# %% ../nbs/10_churn.ipynb #c053
+def matched_shares(
+    features, # a boolean column per feature, a row per problem
+    sets,     # bool [seeds, n], subsets of eligible
+    eligible, # bool [n], the pool
+    strata,   # int [n], e.g. `stats.p_bins(...)`; ignored outside the pool
+)->pd.Series: # feature -> share
+    "Each feature's share in the pool, weighted so that its strata count as they do among the distinct victims; NaN without victims"
+    victims, eligible, strata = kill_counts(sets) > 0, np.asarray(eligible), np.asarray(strata)
+    columns = [c for c in features if features[c].dtype == bool]
+    if not victims.any(): return pd.Series(np.nan, index=columns)
+    by = features.loc[eligible, columns].groupby(strata[eligible]).mean()
+    return by.loc[strata[victims]].mean()

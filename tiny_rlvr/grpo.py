@@ -135,7 +135,7 @@ class GRPOConfig:
     temperature:float=1. # of sampling, and so of all log-probabilities
     max_new_tokens:int=8 # limit on a completion, <eos> included
     micro_groups:int=8 # groups in one backward pass; changes memory and speed, not the result
-    kl_groups:int=2 # groups of an update on which KL is measured where kl_weight is 0 (it costs a pass of the base)
+    kl_groups:int=1 # groups of an update on which KL is measured where kl_weight is 0 (it costs a pass of the base)
 
     def __post_init__(self):
         check_params(vars(self), problems_per_update=at_least(1), inner_epochs=at_least(1), max_new_tokens=at_least(1), micro_groups=at_least(1), group_size=at_least(2), # a group of one has no baseline

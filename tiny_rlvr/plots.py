@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['C', 'RC', 'FDR', 'TERRAIN', 'LEARNING', 'style', 'save', 'capability_figure', 'terrain_deltas', 'terrain_figure',
            'base_terrain_figure', 'signal_figure', 'learning_curves', 'loss_curve', 'uniform_death_counts',
-           'churn_figure', 'feature_figure']
+           'churn_figure', 'feature_figure', 'mass_figure', 'tree_figure', 'group_size_figure', 'threshold_figure',
+           'sampling_figure']
 
 # %% ../nbs/12_plots.ipynb #c002
 import warnings
@@ -419,4 +420,125 @@ def feature_figure(
     ax.set(xlim=(0, 1.4), xlabel="share of problems with the feature", ylim=(len(table)-.5, -.95))
     ax.set_xticks(np.linspace(0, 1, 5)); ax.xaxis.set_major_formatter(PercentFormatter(1))
     ax.text(0, -.6, " ■ victims", color=C["killed"], fontweight="bold", va="center"); ax.text(.42, -.6, "■ eligible pool", color=_text(C["neutral"]), fontweight="bold", va="center")
+    return fig
+
+# %% ../nbs/12_plots.ipynb #c052
+@_styled
+def mass_figure(
+    mass, # columns group, error (kinds, in order), before, after: mean probability
+    least=.005, # kinds that stay below this everywhere aren't drawn
+)->plt.Figure:
+    "The probability of each kind of completion before (square) and after RL (circle), one panel for each group of problems"
+    _need(mass, "group", "error", "before", "after")
+    groups, kinds = list(dict.fromkeys(mass.group)), list(dict.fromkeys(mass.error))
+    wide = mass.set_index(["group", "error"])[["before", "after"]]
+    kinds = [k for k in kinds if wide.xs(k, level="error").to_numpy().max() >= least]
+    fig, axes = plt.subplots(1, len(groups), figsize=(2.6+2.4*len(groups), .36*len(kinds)+1.5), sharey=True, squeeze=False, layout="constrained")
+    for ax, group in zip(axes[0], groups):
+        rows = wide.loc[group].reindex(kinds)
+        for y, (before, after) in enumerate(rows.itertuples(index=False)):
+            ax.plot([before, after], [y, y], color=C["neutral"], lw=1.5, zorder=1)
+            ax.plot(before, y, "s", ms=8, color=C["base"], gid="before"); ax.plot(after, y, "o", ms=8, color=C["rl"], gid="after")
+        ax.set(title=group.replace(", ", "\n"), xlim=(-.03, max(.1, rows.to_numpy().max())*1.12)); ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0)); ax.xaxis.set_major_locator(MaxNLocator(4))
+    axes[0, 0].set_yticks(range(len(kinds)), kinds); axes[0, 0].set_ylim(len(kinds)-.4, -.6)
+    for dy, word, c in [(22, "■ base", "base"), (6, "● after RL", "rl")]: axes[0, -1].annotate(word, (1, 1), (0, dy), xycoords="axes fraction", textcoords="offset points", ha="right", va="bottom", color=_text(C[c]), fontweight="bold") # beside the title
+    fig.supxlabel("probability of such completions", fontsize=12)
+    return fig
+
+# %% ../nbs/12_plots.ipynb #c056
+def _blocks(ax, completions, answer, color, least):
+    tokens = [(*c, "⏎") if f else tuple(c) for c, f in zip(completions.completion, completions.finished)]
+    def place(rows, depth, y, right):
+        groups = {}
+        for t, p in rows:
+            if len(t) > depth: groups.setdefault(t[depth], []).append((t, p))
+        for char, rows in sorted(groups.items(), key=lambda g: -sum(p for _, p in g[1])):
+            height, path = sum(p for _, p in rows), right and depth < len(answer)+1 and char == (answer+"⏎")[depth]
+            if height >= least:
+                ax.add_patch(plt.Rectangle((depth, y), .95, height, fc=color if path else C["faint"], ec="white", lw=.8, gid="right" if path else "wrong"))
+                if height > .04: ax.text(depth+.475, y+height/2, char, ha="center", va="center", color="white" if path else C["ink"], fontsize=11, family="DejaVu Sans Mono")
+            place(rows, depth+1, y, path)
+            y += height
+    place(list(zip(tokens, completions.p)), 0, 0, True)
+
+@_styled
+def tree_figure(
+    before, # columns completion, p, finished: the base's completions of one problem
+    after,  # the same after RL
+    prompt, # names the problem
+    answer, # the right answer, whose path is coloured
+    p=None, # its probability before and after, for the titles; None: as listed
+    least=.004, # blocks lower than this are left white
+)->plt.Figure:
+    "One problem's completions before and after RL as nested blocks, whose height is probability"
+    fig, axes = plt.subplots(1, 2, figsize=(7.4, 4.4), sharey=True, layout="constrained")
+    width = len(answer) + 1
+    for i, (ax, df, color, when) in enumerate(zip(axes, (before, after), (C["base"], C["rl"]), ("base", "after RL"))):
+        _need(df, "completion", "p", "finished")
+        _blocks(ax, df, answer, color, least)
+        listed = df.p[(df.completion == answer) & df.finished].sum() if p is None else p[i]
+        ax.set(xlim=(-.05, width+.6), ylim=(1, 0), title=f"{when}: p = {listed:.2g}", xticks=[], xlabel="position in the completion"); ax.grid(False)
+    axes[0].set_ylabel("probability"); axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    fig.suptitle(f"{prompt}  (right: {answer})", x=.02, ha="left", fontsize=12, fontweight="bold")
+    return fig
+
+# %% ../nbs/12_plots.ipynb #c060
+@_styled
+def group_size_figure(
+    curves, # columns seed (-1 = base), group_size, expected: the expected share of groups without signal
+    share=.5, # marked by a line
+)->plt.Figure:
+    "The expected share of groups without signal against group size: base, every seed, and their mean"
+    _need(curves, "seed", "group_size", "expected")
+    wide = curves.pivot(index="group_size", columns="seed", values="expected")
+    fig, ax = plt.subplots(figsize=(6, 4), layout="constrained")
+    seeds = wide.drop(columns=-1)
+    for s in seeds: ax.plot(seeds.index, seeds[s], color=C["rl"], lw=.7, alpha=.45, gid="seed")
+    ax.axhline(share, color=C["neutral"], lw=1, ls=":")
+    for y, c, word in [(wide[-1], C["base"], "base"), (seeds.mean(axis=1), C["rl"], f"after RL, {_runs(seeds.shape[1])}")]:
+        ax.plot(y.index, y, color=c, lw=2.6, gid=word)
+        ax.text(.97, .97 if word == "base" else .9, word, transform=ax.transAxes, ha="right", va="top", color=_text(c), fontweight="bold")
+    ax.set_xscale("log", base=2); ax.xaxis.set_major_formatter(FuncFormatter(lambda g, _: f"{g:g}"))
+    ax.set(ylim=(0, 1.02), xlabel="group size, completions of a problem", ylabel="groups without signal, expected"); ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    return fig
+
+# %% ../nbs/12_plots.ipynb #c063
+@_styled
+def threshold_figure(
+    table, # columns alive, dead (thresholds), killed, revived (problems, mean over seeds), from `churn.threshold_table`
+    post=(ALIVE, DEAD), # the pair that is boxed
+)->plt.Figure:
+    "Problems killed and revived per seed, for each pair of thresholds"
+    _need(table, "alive", "dead", "killed", "revived")
+    fig, axes = plt.subplots(1, 2, figsize=(7.4, 3.6), sharey=True, layout="constrained")
+    for ax, word, cmap in zip(axes, ("killed", "revived"), ("Reds", "Greens")):
+        grid = table.pivot(index="alive", columns="dead", values=word).sort_index(ascending=False)
+        top = max(np.nanmax(grid.to_numpy()), 1)
+        ax.imshow(np.sqrt(grid), cmap=cmap, vmin=0, vmax=1.25*np.sqrt(top), aspect="auto", gid="map")
+        for (i, j), v in np.ndenumerate(grid.to_numpy()):
+            if not np.isnan(v): ax.text(j, i, f"{v:.0f}" if v >= 10 or v == 0 else f"{v:.1f}", ha="center", va="center", fontsize=11, color="white" if v > .5*top else C["ink"])
+        def names(values): return [np.format_float_positional(v, trim="-") for v in values]
+        ax.set_xticks(range(grid.shape[1]), names(grid.columns), rotation=40, ha="right"); ax.set_yticks(range(len(grid)), names(grid.index)); ax.grid(False); ax.tick_params(length=0); ax.spines[:].set_visible(False)
+        ax.set(title=f"{word}, problems a seed", xlabel="dead below")
+        if post[0] in grid.index and post[1] in grid.columns: ax.add_patch(plt.Rectangle((grid.columns.get_loc(post[1])-.5, grid.index.get_loc(post[0])-.5), 1, 1, fill=False, ec=C["ink"], lw=2, gid="post"))
+    axes[0].set_ylabel("alive above")
+    return fig
+
+# %% ../nbs/12_plots.ipynb #c067
+@_styled
+def sampling_figure(
+    ks, # [m] tries
+    exact, # [m] the exact curve
+    estimates, # n -> [repeats, m] estimated curves from n samples a problem; NaN where k > n
+)->plt.Figure:
+    "Estimated capability curves, one panel for each number of samples, around the exact one"
+    fig, axes = plt.subplots(1, len(estimates), figsize=(7.4, 3.1), sharey=True, squeeze=False, layout="constrained")
+    for ax, (n, curves) in zip(axes[0], estimates.items()):
+        ax.plot(ks, np.asarray(curves).T, color=C["neutral"], lw=.7, alpha=.6, gid="estimate")
+        ax.plot(ks, exact, color=C["base"], lw=2, gid="exact")
+        ax.set_xscale("log", base=2); ax.xaxis.set_major_locator(FixedLocator([k for k in (1, 16, 1024) if k <= max(ks)])); ax.xaxis.set_minor_locator(NullLocator()); ax.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))
+        ax.set(title=f"n = {n}", ylim=(0, 1.02)); ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        ax.text(.97, .03, f"{len(curves)} times", transform=ax.transAxes, ha="right", va="bottom", color=_text(C["neutral"]), fontsize=11)
+    axes[0, 0].set_ylabel("pass@k"); axes[0, 0].text(.05, .97, "exact", transform=axes[0, 0].transAxes, va="top", color=C["base"], fontweight="bold")
+    fig.supxlabel("k, tries", fontsize=12)
     return fig
