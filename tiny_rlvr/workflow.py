@@ -223,7 +223,7 @@ def reproduce(
     os.set_inheritable(lock, True) # Snakemake holds it from here on, its jobs don't
     os.chdir(repo_root())
     snakemake = str(Path(sys.executable).parent/"snakemake")
-    os.execv(snakemake, [snakemake, "--nolock", "--config", f"preset={preset}", *args])
+    os.execv(snakemake, [snakemake, *args, "--nolock", "--config", f"preset={preset}"])
 
 # %% ../nbs/14_workflow.ipynb #c044
 def report_success(
