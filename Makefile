@@ -47,7 +47,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/bench.py
 
 lab: $(READY)
-	$(BIN)/jupyter lab nbs
+	$(BIN)/jupyter lab nbs $(if $(filter 0,$(shell id -u)),--allow-root)
 
 notebooks: $(READY)
 	$(BIN)/python -m tiny_rlvr.workflow publish --preset $(PRESET)
