@@ -18,7 +18,7 @@ BIN ?= .venv/bin
 READY := $(if $(filter .venv/bin,$(BIN)),.venv/.installed)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: reproduce census figures test bench lab notebooks readme docs clean
+.PHONY: reproduce census ablation figures test bench lab notebooks readme docs clean
 
 .venv/.installed: settings.ini constraints.txt setup.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, but $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
@@ -32,6 +32,9 @@ reproduce: $(READY)
 
 census: $(READY)
 	$(BIN)/python -m tiny_rlvr.workflow reproduce --preset $(PRESET) -- runs/$(PRESET)/done/x1_census
+
+ablation: $(READY)
+	$(BIN)/python -m tiny_rlvr.workflow reproduce --preset $(PRESET) -- runs/$(PRESET)/done/x1_ablation
 
 figures: $(READY)
 	$(BIN)/python -m tiny_rlvr.workflow figures

@@ -117,6 +117,22 @@ rule x1_census:
         run(f"figures_dir {shlex.quote(FIGURES)}", f"run_dir {shlex.quote(RUN)}")
 
 
+# No part of `all` either: a few seeds of each of several settings, on calibration problems. Finished runs are kept in runs/<preset>/ablation, which is no output.
+rule x1_ablation:
+    input:
+        rules.x0_pretrain.output,
+        notebook=ancient(notebook("x1_ablation")),
+    output:
+        touch(f"{RUN}/done/x1_ablation"),
+    log:
+        f"{RUN}/notebooks/x1_ablation.ipynb",
+    params:
+        depends=depends("x1_ablation"),
+    threads: workflow.cores
+    shell:
+        run(f"figures_dir {shlex.quote(FIGURES)}", f"run_dir {shlex.quote(RUN)}")
+
+
 onsuccess:
     print("\n" + report_success(RUN), file=sys.stderr)
 

@@ -6,7 +6,7 @@ from referee import ids_of, in_our_names
 from conftest import MIX
 from tiny_rlvr.model import GPT, GPTConfig, to_hf
 from tiny_rlvr.pretrain import PretrainConfig, fill_rows, lr_at, pack, packed_loss, pretrain, tokens_of
-from tiny_rlvr.tasks import GRID, Problem, eval_set, streams, training_batch
+from tiny_rlvr.tasks import GRID, Problem, eval_set, mixture, streams, training_batch
 
 TINY = GPTConfig(n_layer=1, n_head=2, d_model=32, d_ff=64, max_seq_len=24)
 CFG = PretrainConfig(steps=24, batch_size=16, lr=3e-3, warmup=4, row_width=24, seed=7)
@@ -157,6 +157,33 @@ def test_a_run_that_a_callback_ended_ends_there_again_when_it_is_taken_up(tmp_pa
     for _ in range(2): twice.append(pretrain(TINY, CFG, path, checkpoint_every, mix=MIX, on_step=lambda step, _: step == 11))
     assert [len(log) for _, log in twice] == [12, 12]
     assert same_weights(twice[0][0], twice[1][0])
+
+
+def test_the_target_s_share_changes_when_it_is_said_to(tmp_path):
+    "By hand: batches of one mixture up to the change and of the other from it on, out of one stream; across it, a run is taken up as ever."
+    from dataclasses import replace
+    cfg = replace(CFG, steps=6, target_share=.05, late_from=3, late_share=.9)
+    model, log = pretrain(TINY, cfg)
+    rng, seen = streams(cfg.seed, 'data').data, []
+    for step in range(6):
+        batch = training_batch(rng, mixture(.05 if step < 3 else .9), cfg.batch_size)
+        seen.append(pack([tokens_of(p) for p in batch], cfg.row_width).n_tokens)
+        if step == 0: assert log.loss[0] == pytest.approx(packed_loss(GPT(TINY, cfg.seed), pack([tokens_of(p) for p in batch], cfg.row_width)).item(), rel=1e-6)
+    state = tmp_path/"state.safetensors"
+    pretrain(TINY, cfg, checkpoint=state, stop_at=2)
+    again, log_again = pretrain(TINY, cfg, checkpoint=state)
+    assert same_weights(model, again) and log_again.equals(log)
+    plain, plain_log = pretrain(TINY, replace(cfg, late_from=None, late_share=None))
+    assert (log.loss[:3] == plain_log.loss[:3]).all() and (log.loss[3:] != plain_log.loss[3:]).all()
+    assert min(seen[3:]) > max(seen[:3]) # the target's strings are longer: more tokens in as many examples
+
+
+@pytest.mark.parametrize("wrong", [dict(late_from=3), dict(late_share=.1), dict(late_from=0, late_share=.1), dict(late_from=3, late_share=1.5)])
+def test_half_a_change_of_share_is_refused(wrong):
+    with pytest.raises(ValueError, match="late_"): PretrainConfig(**wrong)
+
+def test_a_change_of_share_and_a_mixture_of_ones_own_dont_go_together():
+    with pytest.raises(ValueError, match="late_share"): pretrain(TINY, PretrainConfig(steps=4, warmup=1, late_from=2, late_share=.1), mix=MIX)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 300, .5, -1])

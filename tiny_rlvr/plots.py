@@ -6,7 +6,7 @@
 __all__ = ['C', 'RC', 'FDR', 'TERRAIN', 'LEARNING', 'style', 'save', 'capability_figure', 'terrain_deltas', 'terrain_figure',
            'base_terrain_figure', 'signal_figure', 'learning_curves', 'loss_curve', 'uniform_death_counts',
            'churn_figure', 'feature_figure', 'mass_figure', 'tree_figure', 'group_size_figure', 'threshold_figure',
-           'sampling_figure']
+           'sampling_figure', 'beside_figure', 'ablation_figure']
 
 # %% ../nbs/12_plots.ipynb #c002
 import warnings
@@ -541,4 +541,48 @@ def sampling_figure(
         ax.text(.97, .03, f"{len(curves)} times", transform=ax.transAxes, ha="right", va="bottom", color=_text(C["neutral"]), fontsize=11)
     axes[0, 0].set_ylabel("pass@k"); axes[0, 0].text(.05, .97, "exact", transform=axes[0, 0].transAxes, va="top", color=C["base"], fontweight="bold")
     fig.supxlabel("k, tries", fontsize=12)
+    return fig
+
+# %% ../nbs/12_plots.ipynb #c070
+@_styled
+def beside_figure(
+    table, # columns number (its name), post, here, low, high (95% interval), sigma (one noise floor, above 0), in the numbers' own units
+)->plt.Figure:
+    "How far each number lies from the published one, in noise floors, with its interval"
+    _need(table, "number", "post", "here", "low", "high", "sigma")
+    fig, ax = plt.subplots(figsize=(7.5, .4*len(table)+1.6), layout="constrained")
+    ax.axvspan(-2, 2, color=C["faint"], alpha=.6, lw=0)
+    ax.axvline(0, color=C["neutral"], lw=1)
+    off = [(table[c]-table.post)/table.sigma for c in ("here", "low", "high")]
+    for i, (mid, low, high) in enumerate(zip(*off)):
+        ax.plot([low, high], [i, i], color=C["rl"], lw=3)
+        ax.plot(mid, i, "o", color=C["rl"], mec=C["ink"], ms=7, gid="here")
+    far = max([abs(v) for o in off for v in o if np.isfinite(v)] + [4])
+    ax.set_xscale("symlog", linthresh=2, linscale=1)
+    ticks = [t for t in (-1000, -300, -100, -30, -10, -2, 0, 2, 10, 30, 100, 300, 1000) if abs(t) <= 1.3*far]
+    ax.set(xlim=(-1.4*far, 1.4*far), ylim=(len(table)-.4, -1.2), xlabel="difference from the post, in noise floors")
+    ax.xaxis.set_major_locator(FixedLocator(ticks)); ax.xaxis.set_minor_locator(NullLocator()); ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+.0f}".replace("-", "\u2212") if v else "0"))
+    ax.set_yticks(range(len(table)), table.number); ax.grid(axis="y", visible=False)
+    ax.text(0, -.7, "within two", ha="center", va="center", color=_text(C["neutral"]), fontsize=11)
+    return fig
+
+# %% ../nbs/12_plots.ipynb #c073
+@_styled
+def ablation_figure(
+    runs, # columns arm, seed, rollouts, pass1, pass1024 (exact means over problems)
+)->plt.Figure:
+    "pass@1 and pass@1024 over rollouts, for each arm"
+    _need(runs, "arm", "seed", "rollouts", "pass1", "pass1024")
+    arms = list(dict.fromkeys(runs.arm))
+    colours, dashes = plt.get_cmap("viridis")(np.linspace(0, .85, len(arms))), ["-", "--", ":", "-."]
+    fig, axes = plt.subplots(1, 2, figsize=(9, 4.6), layout="constrained")
+    for ax, column, title in zip(axes, ("pass1", "pass1024"), ("pass@1", "pass@1024")):
+        for i, arm in enumerate(arms):
+            r = runs[runs.arm == arm]
+            wide = r.pivot(index="rollouts", columns="seed", values=column)
+            ax.plot(wide, color=colours[i], lw=.6, alpha=.6, gid="seed")
+            ax.plot(wide.mean(axis=1), color=colours[i], ls=dashes[i % 4], lw=2, gid="mean", label=arm)
+        ax.set(title=title, xlabel="rollouts"); ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        ax.xaxis.set_major_locator(MaxNLocator(4)); ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=11)
     return fig

@@ -93,12 +93,15 @@ class PretrainConfig:
     betas:tuple=(0.9, 0.95) # AdamW's
     grad_clip:float=1.0 # largest global gradient norm
     target_share:float=0.01 # of the RL target in the mixture
+    late_from:int=None # update from which the target's share is `late_share`; default: it never changes
+    late_share:float=None # of the RL target in the mixture from then on
     row_width:int=64 # tokens in a packed row
     seed:int=0 # of weights and data
 
     def __post_init__(self):
         check_params(vars(self), steps=at_least(1), batch_size=at_least(1), row_width=at_least(1), lr=positive, grad_clip=positive, warmup=at_least(0), final_lr=share,
-                     weight_decay=not_negative, betas=list_of(share), target_share=share, seed=at_least(0))
+                     weight_decay=not_negative, betas=list_of(share), target_share=share, late_from=at_least(1) | nothing, late_share=share | nothing, seed=at_least(0))
+        if (self.late_from is None) != (self.late_share is None): raise ValueError(f"late_from and late_share go together (got late_from={self.late_from} and late_share={self.late_share})")
         if self.warmup > self.steps: raise ValueError(f"warmup must lie between 0 and steps={self.steps} (got {self.warmup!r})")
 
 def lr_at(
@@ -166,13 +169,15 @@ def pretrain(
     if mix is not None and not mix: raise ValueError("mix must name at least one task (got none)")
     model,end = GPT(model_cfg, cfg.seed).to(device),stop_at or cfg.steps
     opt = optimizer_for(model, cfg.lr, cfg.betas, cfg.weight_decay)
+    if mix is not None and cfg.late_share is not None: raise ValueError("late_share changes the default mixture: it can't be had with a mix of your own")
     rng,mix = streams(cfg.seed, 'data').data,mix or mixture(cfg.target_share)
+    late = mixture(cfg.late_share) if cfg.late_share is not None else mix
     settings,log,start = dict(model=asdict(model_cfg), pretrain=asdict(cfg), mix={t.name:share for t,share in mix.items()}),[],0
     if checkpoint is not None and Path(checkpoint).exists():
         meta,log = load_state(checkpoint, model, opt, settings)
         start,rng.bit_generator.state = meta['step'],meta['rng']
     for step in progress(range(start, end), desc='pretraining step', total=cfg.steps, initial=start):
-        batch = pack([tokens_of(p) for p in training_batch(rng, mix, cfg.batch_size)], cfg.row_width).to(device)
+        batch = pack([tokens_of(p) for p in training_batch(rng, mix if cfg.late_from is None or step < cfg.late_from else late, cfg.batch_size)], cfg.row_width).to(device)
         for group in opt.param_groups: group['lr'] = lr_at(cfg, step)
         loss = packed_loss(model, batch)
         opt.zero_grad()

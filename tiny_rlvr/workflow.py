@@ -260,7 +260,7 @@ def publish_notebook(
 
 # %% ../nbs/14_workflow.ipynb #c053
 EXPERIMENTS = "nbs/experiments" # relative to the top of the repository
-OPTIONAL = ["x1_census"] # notebooks that run only when asked for
+OPTIONAL = ["x1_census", "x1_ablation"] # notebooks that run only when asked for
 def publish(
     preset:str, # whose run is shown
     runs_root="runs", # holds the presets' run folders
