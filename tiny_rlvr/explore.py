@@ -55,8 +55,9 @@ def _figures():
     points = ColumnDataSource({c: [] for c in ("x", "y", "i", "colour", "marker", "size", "alpha")}, name="points")
     points.selected.js_on_change("indices", CustomJS(args=dict(points=points), code="if (cb_obj.indices.length) window.explore.tapped(points, cb_obj.indices)"))
     chosen = ColumnDataSource(dict(x=[], y=[]), name="chosen")
-    scatter = figure(name="scatter", x_axis_type="log", y_axis_type="log", x_range=(5e-9, 2), y_range=(5e-9, 2), height=430, sizing_mode="stretch_width", tools="pan,box_zoom,wheel_zoom,reset",
+    scatter = figure(name="scatter", x_axis_type="log", y_axis_type="log", x_range=(5e-9, 2), y_range=(5e-9, 2), height=430, sizing_mode="stretch_width", tools="pan,box_zoom,wheel_zoom,reset", toolbar_location="above",
                      active_scroll=None, active_drag=None, x_axis_label="p before RL (below 1e-8: at 1e-8)", y_axis_label="p after RL")
+    for axis in (scatter.xaxis, scatter.yaxis): axis.ticker, axis.major_label_overrides = [1e-8, 1e-6, 1e-4, 1e-2, 1], {1e-8: "1e-8", 1e-6: "1e-6", 1e-4: "0.0001", 1e-2: "0.01", 1: "1"}
     scatter.line([1e-8, 1], [1e-8, 1], line_dash="dashed", line_color=C["neutral"])
     for at in (ALIVE, DEAD):
         for dimension in ("width", "height"): scatter.add_layout(Span(location=at, dimension=dimension, line_dash="dotted", line_color=C["neutral"]))
@@ -64,10 +65,10 @@ def _figures():
                            nonselection_fill_alpha="alpha", nonselection_line_alpha="alpha")
     scatter.scatter("x", "y", source=chosen, marker="circle", size=18, fill_alpha=0, line_width=3, line_color=C["base"], name="ring")
     code = "window.explore.hovered(points, cb_data.index.indices)"
-    scatter.add_tools(HoverTool(renderers=[dots], tooltips=None, callback=CustomJS(args=dict(points=points), code=code)), TapTool(renderers=[dots]))
+    scatter.add_tools(HoverTool(renderers=[dots], tooltips=None, visible=False, callback=CustomJS(args=dict(points=points), code=code)), TapTool(renderers=[dots], visible=False))
 
     lines, mean, base, at_k = [ColumnDataSource(d, name=n) for d, n in ((dict(xs=[], ys=[]), "lines"), (dict(x=[], y=[]), "mean"), (dict(x=[], y=[]), "base"), (dict(x=[], y=[], colour=[]), "at_k"))]
-    curve = figure(name="curve", x_axis_type="log", y_range=(0, 1.02), height=330, sizing_mode="stretch_width", tools="", x_axis_label="k, tries per problem", y_axis_label="pass@k, mean over the shown problems")
+    curve = figure(name="curve", x_axis_type="log", x_range=(.9, 1150), y_range=(0, 1.02), height=330, sizing_mode="stretch_width", tools="", x_axis_label="k, tries per problem", y_axis_label="pass@k, mean over the shown problems")
     curve.xaxis.ticker, curve.xaxis.major_label_overrides = [1, 4, 16, 64, 256, 1024], {k: str(k) for k in (1, 4, 16, 64, 256, 1024)}
     curve.yaxis.ticker, curve.yaxis.major_label_overrides = [0, .25, .5, .75, 1], {0: "0%", .25: "25%", .5: "50%", .75: "75%", 1: "100%"}
     curve.add_layout(Span(name="k", location=1, dimension="height", line_color=C["neutral"], line_dash="dotted"))
@@ -100,9 +101,10 @@ button { cursor: pointer } button:hover { border-color: var(--ink) }
 .base { color: var(--base); font-weight: 600 } .rl { color: var(--rl); font-weight: 600 } .killed { color: var(--killed); font-weight: 600 } .revived { color: var(--revived); font-weight: 600 }
 #tip { position: fixed; z-index: 9; pointer-events: none; background: var(--ground); border: 1px solid var(--muted); border-radius: 6px; padding: .4rem .6rem; font-size: .85rem; max-width: 21rem; box-shadow: 0 2px 8px #0005 }
 #tip[hidden] { display: none } #tip .seeds { display: grid; grid-template-columns: repeat(6, auto); gap: 0 .5rem; font-variant-numeric: tabular-nums }
-table { border-collapse: collapse; width: 100%; font-size: .9rem } th, td { text-align: left; padding: .2rem .4rem .2rem 0; vertical-align: middle } td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap } thead th { color: var(--muted); font-weight: 500 }
+table { border-collapse: collapse; width: 100%; font-size: .9rem } th, td { text-align: left; padding: .2rem .4rem .2rem 0; vertical-align: middle } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap } thead th { color: var(--muted); font-weight: 500 }
 tr.right th { font-weight: 700 } tbody th { font-weight: 500; font-family: ui-monospace, "DejaVu Sans Mono", monospace } td small { display: block; color: var(--muted) }
-td.bars { width: 38% } svg { display: block; width: 100%; overflow: visible } svg text { fill: var(--muted); font-size: 11px }
+td.bars { width: 38% } td.bars svg { height: 26px } svg { display: block; width: 100%; overflow: visible } svg.strip { max-width: 640px }
+label.line { display: block; color: var(--ink) } caption { caption-side: top; text-align: left; padding-bottom: .4rem } svg text { fill: var(--muted); font-size: 11px }
 #list { list-style: none; margin: .5rem 0 0; padding: 0; max-height: 19rem; overflow: auto } #list button { width: 100%; text-align: left; border-color: transparent; background: none; min-height: 0; padding: .2rem .4rem; display: flex; justify-content: space-between; gap: .5rem; font-variant-numeric: tabular-nums }
 #list button[aria-current=true] { border-color: var(--focus) } #list button:hover { border-color: var(--muted) }
 .steps { display: flex; gap: .5rem; margin: .5rem 0 } .scroll { overflow-x: auto } .row { grid-column: 1 / -1 }
@@ -137,7 +139,7 @@ A problem is <em>alive</em> above 0.01 and <em>dead</em> below 0.0001 (dotted li
 <ol id="list" aria-label="Problems that pass the filters; a click shows what each answers"></ol></section>
 <section class="row" id="problem" aria-labelledby="h-problem" tabindex="-1"><h2 id="h-problem">No problem chosen</h2><div id="detail"><p class="muted">Find one, click a dot, or choose one from the list.</p></div></section>
 <section class="row" aria-labelledby="h-curve"><h2 id="h-curve">Capability: pass@k</h2>
-<label for="k">Tries per problem: k = <output id="kvalue" for="k">1</output><input id="k" type="range" min="0" max="40" value="0" step="1"></label>
+<label for="k" class="line">Tries per problem: k = <output id="kvalue" for="k">1</output><input id="k" type="range" min="0" max="40" value="0" step="1"></label>
 <p id="atk" role="status" aria-live="polite"></p>
 <div role="img" aria-label="Capability curves: mean pass@k of the shown problems for k from 1 to 1024, base and after RL, every seed and their mean. The sentence above gives both at the k of the slider.">{{ curve }}</div>
 <p class="muted">pass@k = 1 − (1 − p)<sup>k</sup>, the chance that one of k tries is right, averaged over the problems that pass the filters. <span class="base">Blue: base.</span> <span class="rl">Orange: after RL, every seed and their mean.</span></p></section>
@@ -225,7 +227,7 @@ const fate = i => {
 _JS_PROBLEM = r"""
 const svg = (tag, attrs, ...kids) => { const e = document.createElementNS("http://www.w3.org/2000/svg", tag); for (const a in attrs) e.setAttribute(a, attrs[a]); e.append(...kids); return e };
 function strip(i) {
-  const X = p => 10 + 380 * (Math.log10(floor(p)) + 8) / 8, out = svg("svg", {viewBox: "0 0 400 62", role: "img", "aria-label": `p before ${num(before[i])}; after, seed by seed: ${seeds.map(s => num(pAfter(s, i))).join(", ")}`});
+  const X = p => 10 + 380 * (Math.log10(floor(p)) + 8) / 8, out = svg("svg", {class: "strip", viewBox: "0 0 400 62", role: "img", "aria-label": `p before ${num(before[i])}; after, seed by seed: ${seeds.map(s => num(pAfter(s, i))).join(", ")}`});
   for (const e of [-8, -6, -4, -2, 0]) out.append(svg("line", {x1: X(10 ** e), x2: X(10 ** e), y1: 6, y2: 44, stroke: "var(--line)"}), svg("text", {x: X(10 ** e), y: 58, "text-anchor": "middle"}, e ? "1e" + e : "1"));
   seeds.forEach((s, j) => out.append(svg("circle", {cx: X(pAfter(s, i)), cy: 12 + 24 * (S > 1 ? j / (S - 1) : .5), r: 4, fill: isKilled(i, s) ? "var(--killed)" : isRevived(i, s) ? "var(--revived)" : "var(--rlbar)", "fill-opacity": .85})));
   out.append(svg("path", {d: `M${X(before[i])} 4 V46`, stroke: "var(--base)", "stroke-width": 3}));
@@ -249,7 +251,7 @@ function answers(i) {
     return el("tr", {className: right ? "right" : ""}, el("th", {scope: "row"}, c || "(nothing)"), el("td", {}, el("small", {}, what)), el("td", {className: "n base"}, share(b)), el("td", {className: "n rl"}, share(a)), el("td", {className: "bars"}, bars(b, a, picked)));
   });
   return el("div", {className: "scroll"}, el("table", {id: "answers"}, el("caption", {className: "muted"}, `What it answers: probability before and after (${seed < 0 ? "bar: mean over seeds; thin marks: every seed" : "seed " + D.seeds[seed]}). The likeliest completions; … marks one that does not stop there.`),
-    el("thead", {}, el("tr", {}, ...["answer", "kind", "before", "after", ""].map(t => el("th", {scope: "col"}, t)))), el("tbody", {}, ...body)));
+    el("thead", {}, el("tr", {}, ...["answer", "kind", "before", "after", ""].map((t, j) => el("th", {scope: "col", className: j === 2 || j === 3 ? "n" : ""}, t)))), el("tbody", {}, ...body)));
 }
 function detail() {
   const i = chosen;
