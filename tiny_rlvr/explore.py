@@ -52,7 +52,7 @@ def _figures():
     "The scatter and the curve, as Bokeh models whose names the script knows."
     from bokeh.models import ColumnDataSource, CustomJS, HoverTool, Span, TapTool
     from bokeh.plotting import figure
-    points = ColumnDataSource({c: [] for c in ("x", "y", "i", "colour", "marker", "size", "alpha")}, name="points")
+    points = ColumnDataSource({c: [] for c in ("x", "y", "i", "colour", "marker", "size", "width", "alpha")}, name="points")
     points.selected.js_on_change("indices", CustomJS(args=dict(points=points), code="if (cb_obj.indices.length) window.explore.tapped(points, cb_obj.indices)"))
     chosen = ColumnDataSource(dict(x=[], y=[]), name="chosen")
     scatter = figure(name="scatter", x_axis_type="log", y_axis_type="log", x_range=(5e-9, 2), y_range=(5e-9, 2), height=430, sizing_mode="stretch_width", tools="pan,box_zoom,wheel_zoom,reset", toolbar_location="above",
@@ -61,7 +61,7 @@ def _figures():
     scatter.line([1e-8, 1], [1e-8, 1], line_dash="dashed", line_color=C["neutral"])
     for at in (ALIVE, DEAD):
         for dimension in ("width", "height"): scatter.add_layout(Span(location=at, dimension=dimension, line_dash="dotted", line_color=C["neutral"]))
-    dots = scatter.scatter("x", "y", source=points, marker="marker", size="size", fill_color="colour", line_color="colour", fill_alpha="alpha", line_alpha="alpha",
+    dots = scatter.scatter("x", "y", source=points, marker="marker", size="size", fill_color="colour", line_color="colour", line_width="width", fill_alpha="alpha", line_alpha="alpha",
                            nonselection_fill_alpha="alpha", nonselection_line_alpha="alpha")
     scatter.scatter("x", "y", source=chosen, marker="circle", size=18, fill_alpha=0, line_width=3, line_color=C["base"], name="ring")
     code = "window.explore.hovered(points, cb_data.index.indices)"
@@ -105,10 +105,10 @@ table { border-collapse: collapse; width: 100%; font-size: .9rem } th, td { text
 tr.right th { font-weight: 700 } tbody th { font-weight: 500; font-family: ui-monospace, "DejaVu Sans Mono", monospace } td small { display: block; color: var(--muted) }
 td.bars { width: 38% } td.bars svg { height: 26px } svg { display: block; width: 100%; overflow: visible } svg.strip { max-width: 640px }
 label.line { display: block; color: var(--ink) } caption { caption-side: top; text-align: left; padding-bottom: .4rem } svg text { fill: var(--muted); font-size: 11px }
-#list { list-style: none; margin: .5rem 0 0; padding: 0; max-height: 19rem; overflow: auto } #list button { width: 100%; text-align: left; border-color: transparent; background: none; min-height: 0; padding: .2rem .4rem; display: flex; justify-content: space-between; gap: .5rem; font-variant-numeric: tabular-nums }
+#list { list-style: none; margin: .5rem 0 0; padding: 0; max-height: 29rem; overflow: auto } #list button { width: 100%; text-align: left; border-color: transparent; background: none; min-height: 0; padding: .2rem .4rem; display: flex; justify-content: space-between; gap: .5rem; font-variant-numeric: tabular-nums }
 #list button[aria-current=true] { border-color: var(--focus) } #list button:hover { border-color: var(--muted) }
 .steps { display: flex; gap: .5rem; margin: .5rem 0 } .scroll { overflow-x: auto } .row { grid-column: 1 / -1 }
-@media (max-width: 820px) { .grid { grid-template-columns: minmax(0, 1fr) } body { padding: .6rem } section { padding: .6rem } td.bars { width: 30% } }
+@media (max-width: 820px) { .grid { grid-template-columns: minmax(0, 1fr) } body { padding: .6rem } section { padding: .6rem } #list { max-height: 15rem } td.bars { width: 30% } }
 """
 
 # %% ../nbs/13_explore.ipynb #c014
@@ -190,7 +190,7 @@ function draw() {
   const of = f => order.map(j => f(shown[j], state[j]));
   model("points").selected.indices = [];
   put("points", {x: of(i => floor(before[i])), y: of(i => floor(p1(i))), i: of(i => i), colour: of((i, s) => c[s]), marker: of((i, s) => ({killed: "x", revived: "triangle", rl: "circle"})[s]),
-    size: of((i, s) => s === "rl" ? 5 : 9), alpha: of((i, s) => s === "rl" ? .55 : 1)});
+    size: of((i, s) => s === "rl" ? 5 : 9), width: of((i, s) => s === "killed" ? 2.5 : 1), alpha: of((i, s) => s === "rl" ? .55 : 1)});
   put("chosen", chosen < 0 ? {x: [], y: []} : {x: [floor(before[chosen])], y: [floor(p1(chosen))]});
 }
 function list() {
@@ -309,6 +309,7 @@ function paint() {
   for (const name of ["scatter", "curve"]) {
     const f = model(name);
     f.setv({background_fill_color: ground, border_fill_color: panel, outline_line_color: line});
+    if ("border_line_color" in f) f.border_line_color = null;
     for (const a of [...f.left, ...f.below]) a.setv({axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: ink, major_tick_line_color: ink, minor_tick_line_color: null, axis_label_text_font_style: "normal", axis_label_text_font_size: "14px", major_label_text_font_size: "13px"});
     for (const g of f.center) if ("grid_line_color" in g) g.grid_line_color = line;
   }
