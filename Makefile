@@ -6,7 +6,8 @@
 # make lab                  JupyterLab on the notebooks
 # make notebooks            put the outputs of the last run into the committed notebooks, its figures into figures/ (PRESET=paper: tables into results/ too)
 # make readme               README.md from nbs/index.ipynb
-# make docs                 the documentation site (needs quarto)
+# make docs                 the documentation site, into _docs/ (with quarto where it is installed, else with smalldocs)
+# make docs-preview         show it at http://127.0.0.1:8000
 # make clean                remove what can be made again, but not runs/
 #
 # Each of them makes .venv first if it is missing or older than settings.ini or constraints.txt.
@@ -18,7 +19,7 @@ BIN ?= .venv/bin
 READY := $(if $(filter .venv/bin,$(BIN)),.venv/.installed)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: reproduce census ablation figures test bench lab notebooks readme docs clean
+.PHONY: reproduce census ablation figures test bench lab notebooks readme docs docs-preview clean
 
 .venv/.installed: settings.ini constraints.txt setup.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, but $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
@@ -59,8 +60,10 @@ readme: $(READY)
 	$(BIN)/python -m tiny_rlvr.workflow readme
 
 docs: $(READY)
-	@command -v quarto >/dev/null || { echo "make docs needs the program quarto, which pip can't install: https://quarto.org, or conda env create -f environment.yml"; exit 1; }
-	$(BIN)/nbdev_docs
+	$(BIN)/python -m tiny_rlvr.docs build
+
+docs-preview: $(READY)
+	$(BIN)/python -m tiny_rlvr.docs serve
 
 clean:
 	rm -rf _docs _proc dist build *.egg-info .pytest_cache .hypothesis
