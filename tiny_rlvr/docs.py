@@ -43,8 +43,11 @@ def show(
     "The documentation of `sym` as nbdev writes it, followed by that of its public methods; nbdev's `renderer`."
     parts = [_one(sym, name, title_level)]
     if inspect.isclass(sym):
-        methods = {n: m for n, m in vars(sym).items() if inspect.isfunction(m) and not n.startswith("_") and m.__doc__}
-        parts += [_one(m, f"{sym.__qualname__}.{n}", title_level + 1) for n, m in methods.items()]
+        for n, m in vars(sym).items():
+            if n.startswith("_") or not m.__doc__: continue
+            name = f"{sym.__qualname__}.{n}"
+            if isinstance(m, property): parts.append(f"{'#'*(title_level+1)} {name} {{#{name.lower()}}}\n\n*{m.__doc__}* (A property.)")
+            elif inspect.isfunction(m) or isinstance(m, (classmethod, staticmethod)): parts.append(_one(getattr(sym, n), name, title_level + 1))
     return _Rendered("\n\n".join(parts))
 
 # %% ../nbs/15_docs.ipynb #c010

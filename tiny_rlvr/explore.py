@@ -25,10 +25,16 @@ def _likeliest(completions, problems, seeds, n):
     moved = moved.assign(most=moved[["before", "after"]].max(axis=1)).sort_values(["prompt", "most"], ascending=[True, False], kind="stable")
     return with_error_types(moved.groupby("prompt").head(n)[["prompt", "completion", "finished"]])
 
+def _by_operands(df): # a byte for each sum of three-digit numbers: log-odds of p in steps of a ninth, from about 1e-8 on; 0 where it wasn't asked
+    out, odds = np.zeros((900, 900), np.uint8), np.log(np.clip(df.p, 1e-8, 1 - 1e-8)/(1 - np.clip(df.p, 1e-8, 1 - 1e-8)))
+    out[df.a - 100, df.b - 100] = np.clip(np.round((odds + 18.5)*9), 1, 255)
+    return out
+
 def explore_data(
     p_correct:pd.DataFrame, # columns prompt, answer, seed (-1 = base), p
     completions:pd.DataFrame=None, # columns seed, prompt, completion, finished, p; None: the page shows no answers
     n_answers:int=8, # wrong completions of each problem
+    census:dict=None, # seed -> columns a, b, p of every problem of `TARGET`; None: the page knows the drawn problems alone
 )->dict: # what the page's script reads; arrays as base64
     "Both tables, as small as the page can do with. Raises `ValueError` as `before_after` does."
     x = before_after(p_correct)
@@ -36,6 +42,7 @@ def explore_data(
     data = dict(problems=[p.removesuffix("=") for p in x.problems.prompt], answers=list(x.problems.answer), seeds=x.seeds, alive=ALIVE, dead=DEAD, ks=[int(k) for k in KS], colours=C,
                 before=_packed(x.p_before, "f4"), after=_packed(x.p_after, "f4"),
                 carries=_packed(f.carry_units + 2*f.carry_tens + 4*f.carry_hundreds, "u1"), zeros=_packed(f.answer_has_zero + 2*f.operand_has_zero, "u1"))
+    if census: data |= dict(census={int(seed): _packed(_by_operands(df), "u1") for seed, df in census.items()})
     if completions is None: return data
     shown = _likeliest(completions, x.problems, x.seeds, n_answers)
     wide = completions.merge(shown, on=["prompt", "completion", "finished"]).pivot_table(index=["prompt", "completion", "finished"], columns="seed", values="p", aggfunc="sum", observed=True)
@@ -47,7 +54,7 @@ def explore_data(
     return data | dict(kinds=kinds, kind=_packed(shown.error.cat.codes, "u1"), first=[int(i) for i in np.searchsorted(number[order], range(len(x.problems) + 1))],
                        completions=[c if done else c + "…" for c, done in zip(shown.completion, shown.finished)], mass=_packed(np.round(np.minimum(wide, 1) * 65535), "u2"))
 
-# %% ../nbs/13_explore.ipynb #c010
+# %% ../nbs/13_explore.ipynb #c012
 def _figures():
     "The scatter and the curve, as Bokeh models whose names the script knows."
     from bokeh.models import ColumnDataSource, CustomJS, HoverTool, Span, TapTool
@@ -80,7 +87,7 @@ def _figures():
     curve.toolbar_location = None
     return scatter, curve
 
-# %% ../nbs/13_explore.ipynb #c012
+# %% ../nbs/13_explore.ipynb #c014
 _CSS = """
 :root { color-scheme: light; --ink:#1d2125; --muted:#565d64; --ground:#fff; --panel:#f4f5f6; --line:#c9cdd1; --base:#1B4F8F; --rl:#a85a00; --rlbar:#F08C1E; --killed:#8E0B3A; --revived:#0f7a62; --focus:#0b57d0 }
 :root.dark { color-scheme: dark; --ink:#e8e8e8; --muted:#b4b8bc; --ground:#1b1b1b; --panel:#272727; --line:#4a4a4a; --base:#8ab8f5; --rl:#f5a04a; --rlbar:#F08C1E; --killed:#ff8fb1; --revived:#4fd3b5; --focus:#9cc4ff }
@@ -111,7 +118,7 @@ label.line { display: block; color: var(--ink) } caption { caption-side: top; te
 @media (max-width: 820px) { .grid { grid-template-columns: minmax(0, 1fr) } body { padding: .6rem } section { padding: .6rem } #list { max-height: 15rem } td.bars { width: 30% } }
 """
 
-# %% ../nbs/13_explore.ipynb #c014
+# %% ../nbs/13_explore.ipynb #c016
 _HTML = """
 <main>
 <h1>{{ title }}</h1>
@@ -148,7 +155,7 @@ A problem is <em>alive</em> above 0.01 and <em>dead</em> below 0.0001 (dotted li
 </main><div id="tip" hidden></div>
 """
 
-# %% ../nbs/13_explore.ipynb #c016
+# %% ../nbs/13_explore.ipynb #c018
 _JS_NUMBERS = r"""
 const D = JSON.parse(document.getElementById("data").textContent), $ = id => document.getElementById(id);
 const bytes = s => Uint8Array.from(atob(s), c => c.charCodeAt(0)).buffer;
@@ -169,7 +176,7 @@ const el = (tag, props = {}, ...kids) => { const e = Object.assign(document.crea
 const floor = p => Math.max(p, 1e-8);
 """
 
-# %% ../nbs/13_explore.ipynb #c018
+# %% ../nbs/13_explore.ipynb #c020
 _JS_SCATTER = r"""
 const model = name => Bokeh.documents.map(d => d.get_model_by_name(name)).find(m => m), put = (name, data) => { model(name).data = data };
 const dark = () => document.documentElement.classList.contains("dark");
@@ -223,7 +230,7 @@ const fate = i => {
 };
 """
 
-# %% ../nbs/13_explore.ipynb #c020
+# %% ../nbs/13_explore.ipynb #c022
 _JS_PROBLEM = r"""
 const svg = (tag, attrs, ...kids) => { const e = document.createElementNS("http://www.w3.org/2000/svg", tag); for (const a in attrs) e.setAttribute(a, attrs[a]); e.append(...kids); return e };
 function strip(i) {
@@ -280,12 +287,16 @@ function find(text) {
   const far = p => { const o = p.match(/\d+/g).map(Number); return Math.abs(o[0] - m[1]) + Math.abs(o[1] - m[3]) };
   const near = [...number].sort((a, b) => far(a[0]) - far(b[0])).slice(0, 3);
   const links = near.flatMap(([p, j], t) => [t ? ", " : "", el("button", {type: "button", onclick: () => { $("find").value = p; find(p) }}, p)]);
-  $("found").replaceChildren(census(q), ` It is not one of the ${n} problems that were drawn for the evaluation, so no seed's answers to it are here. The nearest that were: `, ...links);
+  $("found").replaceChildren(census(q), ` It is not one of the ${n} problems that were drawn for the evaluation, so its answers are not here. The nearest that were: `, ...links);
 }
-const census = q => `${q}:`;
+const sums = "census" in D && Object.entries(D.census).map(([s, text]) => [+s, new Uint8Array(bytes(text))]).sort((x, y) => x[0] - y[0]);
+function census(q) {
+  const m = q.match(/^([1-9]\d\d)\+([1-9]\d\d)$/), said = m && sums ? sums.map(([s, codes]) => [s, codes[(m[1] - 100) * 900 + (m[2] - 100)]]).filter(x => x[1]).map(([s, c]) => [s, 1 / (1 + Math.exp(18.5 - c / 9))]) : [];
+  return said.length ? `${q} = ${+m[1] + +m[2]}: p ${said.map(([s, p]) => `${s < 0 ? "before" : `after in seed ${D.seeds[s] ?? s}`} about ${p < 2e-8 ? "0" : p.toPrecision(2)}`).join(", ")}, as the census of all sums says.` : `${q}:`;
+}
 """
 
-# %% ../nbs/13_explore.ipynb #c022
+# %% ../nbs/13_explore.ipynb #c024
 _JS_CURVE = r"""
 function curve() {
   const at = (p, k) => shown.length ? shown.reduce((t, i) => t + passAtK(p(i), k), 0) / shown.length : NaN;
@@ -340,7 +351,7 @@ function start() {
 start();
 """
 
-# %% ../nbs/13_explore.ipynb #c024
+# %% ../nbs/13_explore.ipynb #c026
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{{ title }}</title><link rel="icon" href="data:,">
 <style>{{ css }}</style>{{ bokeh }}</head><body>{{ body }}
