@@ -113,7 +113,9 @@ def _capability_panel(ax, p_base, p_seeds, ks):
         for y, value, c in zip(_apart([base[i], mean[i]], .085), [base[i], mean[i]], [C["base"], _text(C["rl"])]):
             ax.annotate(_share(value), (ks[i], y), (dx, 0), textcoords="offset points", ha=ha, va="center", color=c, fontweight="bold", fontsize=11)
     ax.text(.03, .985, f"after RL, {_runs(len(seeds))}:\nmean, 95% interval", transform=ax.transAxes, color=_text(C["rl"]), va="top", linespacing=1.15)
-    ax.annotate("base", (ks[len(ks)//2], base[len(ks)//2]), (7, -5), textcoords="offset points", color=C["base"], va="top", fontweight="bold") # below an increasing curve nothing else is drawn
+    i = len(ks)//2 # the name stands on the side of the curve that is away from the other one
+    side = dict(xytext=(7, -5), va="top", ha="left") if base[i] <= mean[i] else dict(xytext=(-7, 3), va="bottom", ha="right")
+    ax.annotate("base", (ks[i], base[i]), textcoords="offset points", color=C["base"], fontweight="bold", **side)
 
 def _scatter_panel(ax, p_base, p_seeds, p_floor, mean, alive, dead):
     shown = np.maximum(p_seeds, p_floor)
