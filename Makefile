@@ -1,5 +1,6 @@
 # make reproduce            from nothing to every table and figure, at the mini preset   (PRESET=nano, mini or paper)
 # make census               p of all 810,000 target problems, for the base and one tuned policy (about two minutes a policy at mini, half an hour at paper); PRESET as above
+# make demystify            the paper's questions: coverage, reward density, random rewards, scale, entropy (at most 45 minutes at mini, on 2 cores); PRESET as above
 # make figures              draw every figure from the shipped results/ again
 # make bench               the benchmarks again, into benchmarks/ (about ten minutes, two quiet cores)
 # make test                 the notebooks' own tests, then tests/
@@ -18,7 +19,7 @@ BIN ?= .venv/bin
 READY := $(if $(filter .venv/bin,$(BIN)),.venv/.installed)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: reproduce census figures test bench lab notebooks readme docs clean
+.PHONY: reproduce census demystify figures test bench lab notebooks readme docs clean
 
 .venv/.installed: settings.ini constraints.txt setup.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, but $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
@@ -32,6 +33,9 @@ reproduce: $(READY)
 
 census: $(READY)
 	$(BIN)/python -m tiny_rlvr.workflow reproduce --preset $(PRESET) -- runs/$(PRESET)/done/x1_census
+
+demystify: $(READY)
+	$(BIN)/python -m tiny_rlvr.workflow reproduce --preset $(PRESET) -- demystify
 
 figures: $(READY)
 	$(BIN)/python -m tiny_rlvr.workflow figures

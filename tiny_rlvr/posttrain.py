@@ -110,10 +110,10 @@ class SFTConfig:
         check_params({k:v for k,v in vars(self).items() if k != 'betas'}, lr=positive, grad_clip=positive, rel_tol=positive, n_target=at_least(1), n_everyday=at_least(0), settle=at_least(0), max_steps=at_least(1))
 
 # %% ../nbs/08_posttrain.ipynb #c015
-def _train_until(model, stop, loss_of, cfg, desc):
+def _train_until(model, stop, loss_of, cfg, name, strict):
     "Steps of AdamW on `loss_of(step)` until `stop` says so; a row for each: step, loss, p."
     opt,losses = optimizer_for(model, cfg.lr, cfg.betas),[]
-    for step in progress(range(cfg.max_steps), desc=desc):
+    for step in progress(range(cfg.max_steps), desc=f'{name} step'):
         opt.zero_grad()
         loss = loss_of(step)
         loss.backward()
@@ -122,6 +122,7 @@ def _train_until(model, stop, loss_of, cfg, desc):
         opt.step()
         losses.append(loss.item())
         if stop(step, model): break
+    if strict and not stop.reached: raise ValueError(f"{name} did not bring p from {stop.start:.3g} to {stop.goal:.3g} in {cfg.max_steps} steps (it ended at {stop.p[-1]:.3g}): more max_steps or another lr (now {cfg.lr}) may")
     return pd.DataFrame(dict(step=range(len(losses)), loss=losses, p=stop.p))
 
 def sft(
@@ -132,10 +133,11 @@ def sft(
     cfg:SFTConfig=SFTConfig(), # settings
     seed:int=0, # of the examples
     everyday=EVERYDAY, # tasks to rehearse, in equal shares; or a mixture {task: share}
+    strict:bool=True, # whether not getting there is an error
 )->pd.DataFrame: # one row a step: step, loss (nats), p (mean exact, after it)
     """Fine-tune until the exact probability of the target is `goal`, by likelihood while it's below (SFT+) and by unlikelihood while it's above (SFT-), everyday tasks rehearsed in both.
 
-    Raises `ValueError` if it isn't there after `cfg.max_steps` steps. Source of the three bases: the paper, 4.1."""
+    Raises `ValueError` if it isn't there after `cfg.max_steps` steps and `strict`. Source of the three bases: the paper, 4.1."""
     rng,problems = streams(seed, 'examples').examples,measured_on(task) if problems is None else list(problems)
     mix = everyday if isinstance(everyday, dict) else {t:1/len(everyday) for t in everyday}
     stop = StopAt(model, goal, problems, cfg.rel_tol, cfg.settle)
@@ -144,8 +146,7 @@ def sft(
         if stop.up: return packed_loss(model, pack([tokens_of(p) for p in target+rest]).to(model.device))
         kept = packed_loss(model, pack([tokens_of(p) for p in rest]).to(model.device)) if rest else 0.
         return kept + unlikelihood_loss(model, target)
-    log = _train_until(model, stop, loss_of, cfg, 'SFT step')
-    return _check_reached(stop, log, cfg, 'SFT')
+    return _train_until(model, stop, loss_of, cfg, 'SFT', strict)
 
 def measured_on(
     task, # a Task or Phrase
@@ -154,10 +155,6 @@ def measured_on(
 )->list:
     "The problems on which a target's probability is steered: not those of an evaluation."
     return eval_set(task, n, seed) if isinstance(task, Task) else task.all()
-
-def _check_reached(stop, log, cfg, name):
-    if not stop.reached: raise ValueError(f"{name} did not bring p from {stop.start:.3g} to {stop.goal:.3g} in {cfg.max_steps} steps (it ended at {stop.p[-1]:.3g}): more max_steps or another lr (now {cfg.lr}) may")
-    return log
 
 # %% ../nbs/08_posttrain.ipynb #c024
 def sequence_logprob(
@@ -222,10 +219,11 @@ def dpo(
     cfg:DPOConfig=DPOConfig(), # settings
     seed:int=0, # of problems and sampling noise
     reference:GPT=None, # default: a copy of the model as it comes
+    strict:bool=True, # whether not getting there is an error
 )->pd.DataFrame: # one row a step: step, loss, p
     """Train by DPO on fresh pairs in each step, all sampled from the reference, until the exact probability of the target is `goal`.
 
-    Raises `ValueError` if it isn't there after `cfg.max_steps` steps. Pairs come from the reference throughout, as in offline DPO, but no problem has to come twice."""
+    Raises `ValueError` if it isn't there after `cfg.max_steps` steps and `strict`: DPO widens margins, and both likelihoods may fall while it does. Pairs come from the reference throughout, as in offline DPO, but no problem has to come twice."""
     rngs,problems = streams(seed, 'problems', 'noise'),measured_on(task) if problems is None else list(problems)
     reference = deepcopy(model).requires_grad_(False) if reference is None else reference
     stop = StopAt(model, goal, problems, cfg.rel_tol)
@@ -235,4 +233,4 @@ def dpo(
         def both(m): return sequence_logprob(m, pairs.prompt, pairs.chosen_tokens), sequence_logprob(m, pairs.prompt, pairs.rejected_tokens)
         with torch.no_grad(): ref = both(reference)
         return dpo_loss(*both(model), *ref, cfg.beta)
-    return _check_reached(stop, _train_until(model, stop, loss_of, cfg, 'DPO step'), cfg, 'DPO')
+    return _train_until(model, stop, loss_of, cfg, 'DPO', strict)
