@@ -553,7 +553,8 @@ def _arms(names):
 
 def _arm_legend(fig, arms, title=None):
     handles = [mpl.lines.Line2D([], [], color=c, ls=ls, marker=m, ms=5, lw=2.2, label=str(name)) for name, (c, ls, m) in arms.items()]
-    fig.legend(handles=handles, loc="outside upper left", ncols=min(4, len(arms)), fontsize=11, title=title, handlelength=2.6, borderaxespad=.2)
+    fits = max(1, int(fig.get_figwidth()/(.75 + .085*max(len(str(name)) for name in arms)))) # entries beside each other
+    fig.legend(handles=handles, loc="outside upper left", ncols=min(fits, len(arms)), fontsize=11, title=title, handlelength=2.6, borderaxespad=.2)
 
 @_styled
 def curves_figure(
@@ -563,6 +564,7 @@ def curves_figure(
     arm="reward", # name of the column that tells the arms apart
     x="update", # name of the column along
     window=1, # x values in a trailing mean of each seed
+    log=(), # panels with a logarithmic axis, on which the thick line is the geometric mean
 )->plt.Figure:
     "A panel for each `panel`, in order of appearance: every seed thin, each arm's mean over seeds thick. A seed that ended early counts on with its last value"
     _need(data, "seed", "panel", arm, x, value)
@@ -575,8 +577,11 @@ def curves_figure(
             if not len(d): continue
             wide = d.pivot(index=x, columns="seed", values=value).sort_index().ffill().rolling(window, min_periods=1).mean()
             ax.plot(wide.index, wide, color=c, lw=.6, alpha=.35, gid="seed")
-            ax.plot(wide.index, wide.mean(axis=1), color=c, ls=ls, lw=2.4, gid=f"mean {name}")
-        ax.set_title(panel, fontsize=11.5); ax.yaxis.set_major_locator(MaxNLocator(5)); ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            mean = np.exp(np.log(wide).mean(axis=1)) if panel in log else wide.mean(axis=1)
+            ax.plot(wide.index, mean, color=c, ls=ls, lw=2.4, gid=f"mean {name}")
+        if panel in log: ax.set_yscale("log"); ax.yaxis.set_major_locator(LogLocator(numticks=6)); ax.yaxis.set_minor_locator(NullLocator())
+        else: ax.yaxis.set_major_locator(MaxNLocator(5))
+        ax.set_title(panel, fontsize=11.5); ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     for ax in axes.flat[len(panels):]: ax.set_visible(False)
     if len(panels) % columns and rows > 1: axes[-2, -1].tick_params(labelbottom=True)
     fig.supxlabel(f"{x}; thin: {_runs(data.seed.nunique())}, thick: their mean", fontsize=11); fig.supylabel(label, fontsize=11)
@@ -585,7 +590,7 @@ def curves_figure(
 
 @_styled
 def outcome_figure(
-    data, # columns seed, group, arm, value: one row for each seed of each arm in each group
+    data, # columns seed, group, arm, value: one row for each seed of each arm in each group; groups and arms are drawn in order of appearance
     label, # what the value is, with its unit
     start=None, # where all began, as a line; or {group: start}
 )->plt.Figure:
@@ -593,7 +598,7 @@ def outcome_figure(
     _need(data, "seed", "group", "arm", "value")
     groups, arms = list(dict.fromkeys(data.group)), _arms(data.arm)
     n = len(arms)
-    fig, ax = plt.subplots(figsize=(max(4.2, min(7.4, 1.2 + .55*n*len(groups))), 3.7), layout="constrained")
+    fig, ax = plt.subplots(figsize=(max(5, min(7.4, 1.2 + .55*n*len(groups))), 3.9), layout="constrained")
     for i, group in enumerate(groups):
         for j, (name, (c, ls, m)) in enumerate(arms.items()):
             v = data[(data.group == group) & (data.arm == name)].value.to_numpy()
