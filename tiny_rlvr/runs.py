@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BASE', 'VERSIONS', 'SOURCES', 'TABLES', 'SUBSTRATE', 'POLICY', 'QUIET', 'repo_root', 'resolve', 'seed_dir', 'commit',
            'provenance', 'write_parquet', 'read_parquet', 'read_provenance', 'load_results', 'load_substrate',
-           'run_key', 'run_seeds', 'banner']
+           'run_key', 'run_seeds', 'banner', 'claims']
 
 # %% ../nbs/13_runs.ipynb #c002
 import ast, hashlib, inspect, json, os, platform, subprocess, sys, textwrap
@@ -206,3 +206,14 @@ def banner(
     also = " It only shows that every step runs; no finding can be read off it." if preset == "nano" else ""
     return Markdown(f"> **Not the paper's numbers.** The outputs below come from the `{preset}` preset: a smaller model, fewer seeds, less training.{also} "
                     "`make reproduce PRESET=paper` makes the paper's.")
+
+# %% ../nbs/13_runs.ipynb #c044
+def claims(
+    rows, # (the claim, what was found here, True, False, None where it wasn't tested, or a text)
+    source="the paper", # whose claims they are
+):
+    "A Markdown table of claims, findings and verdicts."
+    from IPython.display import Markdown
+    def verdict(v): return v if isinstance(v, str) else "not tested" if v is None else "**holds**" if v else "**does not hold**"
+    lines = [f"| {source} | here | does it hold? |", "|---|---|---|"]
+    return Markdown("\n".join([*lines, *("| " + " | ".join(str(x).replace("|", "\\|") for x in (claim, found, verdict(v))) + " |" for claim, found, v in rows)]))
