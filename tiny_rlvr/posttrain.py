@@ -200,6 +200,7 @@ class DPOConfig:
     "Settings of DPO. Raises `ValueError` for values that make no sense."
     lr:float=1e-4 # AdamW's, constant
     beta:float=0.1 # how much a nat of margin counts
+    nll_weight:float=0. # of the chosen answers' negative log-likelihood per token, added to the loss (arXiv 2404.19733); 0 is DPO as published
     batch_size:int=32 # problems in a step
     tries:int=8 # completions sampled for each problem in search of a wrong one
     max_new_tokens:int=8 # limit on them, <eos> included
@@ -209,7 +210,7 @@ class DPOConfig:
     rel_tol:float=1e-3 # how near p comes to the goal, as a share of it
 
     def __post_init__(self):
-        check_params({k:v for k,v in vars(self).items() if k != 'betas'}, lr=positive, beta=positive, grad_clip=positive, rel_tol=positive, batch_size=at_least(1), tries=at_least(1), max_new_tokens=at_least(1), max_steps=at_least(1))
+        check_params({k:v for k,v in vars(self).items() if k != 'betas'}, lr=positive, beta=positive, nll_weight=not_negative, grad_clip=positive, rel_tol=positive, batch_size=at_least(1), tries=at_least(1), max_new_tokens=at_least(1), max_steps=at_least(1))
 
 def dpo(
     model:GPT, # the policy; changed in place
@@ -232,5 +233,6 @@ def dpo(
         if not len(pairs): raise ValueError(f"step {step}: no wrong completion in {cfg.tries} tries of {cfg.batch_size} problems: nothing to reject")
         def both(m): return sequence_logprob(m, pairs.prompt, pairs.chosen_tokens), sequence_logprob(m, pairs.prompt, pairs.rejected_tokens)
         with torch.no_grad(): ref = both(reference)
-        return dpo_loss(*both(model), *ref, cfg.beta)
+        chosen,rejected = both(model)
+        return dpo_loss(chosen, rejected, *ref, cfg.beta) - cfg.nll_weight*chosen.sum()/sum(map(len, pairs.chosen_tokens))
     return _train_until(model, stop, loss_of, cfg, 'DPO', strict)
