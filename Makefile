@@ -1,5 +1,7 @@
 # make reproduce            from nothing to every table and figure, at the mini preset   (PRESET=nano, mini or paper)
 # make census               p of all 810,000 target problems, for the base and one tuned policy (about two minutes a policy at mini, half an hour at paper); PRESET as above
+# make ablation             a few seeds of each of several settings of GRPO, on calibration problems (about ten minutes at paper, the preset it is meant for)
+# make demystify            the paper's questions: coverage, reward density, random rewards, scale, entropy (at most 45 minutes at mini, on 2 cores); PRESET as above
 # make figures              draw every figure from the shipped results/ again
 # make bench               the benchmarks again, into benchmarks/ (about ten minutes, two quiet cores)
 # make test                 the notebooks' own tests, then tests/
@@ -19,7 +21,7 @@ BIN ?= .venv/bin
 READY := $(if $(filter .venv/bin,$(BIN)),.venv/.installed)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: reproduce census ablation figures test bench lab notebooks readme docs docs-preview clean
+.PHONY: reproduce census ablation demystify figures test bench lab notebooks readme docs docs-preview clean
 
 .venv/.installed: settings.ini constraints.txt setup.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, but $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
@@ -36,6 +38,9 @@ census: $(READY)
 
 ablation: $(READY)
 	$(BIN)/python -m tiny_rlvr.workflow reproduce --preset $(PRESET) -- runs/$(PRESET)/done/x1_ablation
+
+demystify: $(READY)
+	$(BIN)/python -m tiny_rlvr.workflow reproduce --preset $(PRESET) -- demystify
 
 figures: $(READY)
 	$(BIN)/python -m tiny_rlvr.workflow figures

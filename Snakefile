@@ -8,7 +8,7 @@ import sys
 
 sys.path.insert(0, workflow.basedir)
 from tiny_rlvr.runs import BASE, TABLES
-from tiny_rlvr.workflow import analyses, code_hash, load_preset, preset_params, report_failure, report_success
+from tiny_rlvr.workflow import DEMYSTIFY, analyses, code_hash, load_preset, preset_params, report_failure, report_success
 
 PRESET = config.get("preset", "mini")
 RUN = f"{config.get('runs_root', 'runs')}/{PRESET}"
@@ -131,6 +131,30 @@ rule x1_ablation:
     threads: workflow.cores
     shell:
         run(f"figures_dir {shlex.quote(FIGURES)}", f"run_dir {shlex.quote(RUN)}")
+
+
+# No part of `all` either: the five experiments of `make demystify`, from the frozen substrate. Each trains its seeds one after the other and keeps each one's table,
+# so that a killed one goes on with the next seed, and one whose pictures alone changed trains nothing.
+rule demystify:
+    input:
+        expand(f"{RUN}/done/{{name}}", name=DEMYSTIFY),
+
+
+rule demystify_one:
+    input:
+        rules.x0_pretrain.output,
+        notebook=ancient(notebook("{name}")),
+    output:
+        touch(f"{RUN}/done/{{name}}"),
+    wildcard_constraints:
+        name="|".join(DEMYSTIFY),
+    log:
+        f"{RUN}/notebooks/{{name}}.ipynb",
+    params:
+        depends=lambda wildcards: depends(wildcards.name),
+    threads: 1
+    shell:
+        run(f"figures_dir {shlex.quote(FIGURES)}", f"run_dir {shlex.quote(RUN)}", "run True")
 
 
 onsuccess:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tiny_rlvr import plots
-from tiny_rlvr.plots import (C, base_terrain_figure, capability_figure, churn_figure, feature_figure, group_size_figure, learning_curves, loss_curve, mass_figure, sampling_figure, save, signal_figure, terrain_deltas, terrain_figure,
+from tiny_rlvr.plots import (C, base_terrain_figure, capability_figure, churn_figure, coverage_figure, curves_figure, feature_figure, group_size_figure, learning_curves, lens_figure, loss_curve, mass_figure, outcome_figure, sampling_figure, save, signal_figure, terrain_deltas, terrain_figure,
                              threshold_figure, tree_figure, uniform_death_counts)
 from tiny_rlvr.churn import killed, threshold_table
 
@@ -43,7 +43,14 @@ tree_data = pd.DataFrame([("843", .3, True), ("833", .5, True), ("84", .1, False
 group_data = pd.DataFrame([(s, g, .5 + .4/g + .01*s) for s in (-1, 0, 1) for g in (2, 8, 64)], columns=["seed", "group_size", "expected"])
 sampling_data = ks, np.linspace(.1, .9, 11), {n: np.where(ks <= n, np.linspace(.1, .9, 11) + np.random.default_rng(n).normal(0, .02, (5, 1)), np.nan) for n in (16, 1024)}
 
+arm_data = pd.DataFrame([(s, r, "one", u, .1 + .8*u/9 - .05*s) for s in range(3) for r in ("sparse", "dense") for u in range(10 - s)], columns=["seed", "reward", "panel", "update", "p"])
+outcome_data = pd.DataFrame([(s, g, a, .1*s + .3*(a == "dense")) for s in range(4) for g in ("small", "large") for a in ("sparse", "dense")], columns=["seed", "group", "arm", "value"])
+coverage_data = pd.DataFrame([(s, r, p, .9 if p > .01 else p, 20. + s if p > .01 else np.nan) for s in range(3) for r in ("sparse", "dense") for p in (1e-4, .1)], columns=["seed", "reward", "p_start", "p_end", "take_off"])
+wait_data = pd.DataFrame(dict(p_start=[1e-4, .1], wait=[1250., 1.76], had_signal=[.1, 1.]))
+lens_data = pd.DataFrame([(panel, stage, s, p, 1 - p) for panel in ("target", "everyday") for stage, s, p in [("pretraining", -1, .05), ("pretraining", -1, .1), ("RL", 0, .2), ("RL", 1, .21)]], columns=["panel", "stage", "seed", "p", "entropy"])
+
 FIGURES = dict(
+    curves=lambda: curves_figure(arm_data, "p", "exact p", log=["one"]), outcome=lambda: outcome_figure(outcome_data, "final p", start=.2), coverage=lambda: coverage_figure(coverage_data, wait_data, 100), lens=lambda: lens_figure(lens_data),
     mass=lambda: mass_figure(mass_data), tree=lambda: tree_figure(tree_data, tree_data, "387+456=", "843"), group_size=lambda: group_size_figure(group_data),
     threshold=lambda: threshold_figure(threshold_table(*p_data())), sampling=lambda: sampling_figure(*sampling_data),
     capability=lambda: capability_figure(*p_data()), terrain=lambda: terrain_figure(terrain_data()), base_terrain=lambda: base_terrain_figure(terrain_data()),
@@ -272,3 +279,21 @@ def test_every_sampled_curve_is_drawn_up_to_its_number_of_samples():
         assert len(named(ax, "estimate")) == 5 and f"n = {n}" in ax.get_title(loc="left")
         for line in named(ax, "estimate"): assert np.isnan(line.get_ydata()).sum() == (ks > n).sum()
         assert np.allclose(named(ax, "exact")[0].get_ydata(), sampling_data[1])
+
+def test_curves_show_every_seed_and_the_mean_of_each_arm():
+    ax = curves_figure(arm_data, "p", "exact p").axes[0]
+    assert len(named(ax, "seed")) == 6
+    wide = arm_data[arm_data.reward == "dense"].pivot(index="update", columns="seed", values="p").ffill() # one that ended early counts on
+    assert np.allclose(named(ax, "mean dense")[0].get_ydata(), wide.mean(axis=1))
+    geometric = curves_figure(arm_data, "p", "exact p", log=["one"]).axes[0]
+    assert geometric.get_yscale() == "log" and np.allclose(named(geometric, "mean dense")[0].get_ydata(), np.exp(np.log(wide).mean(axis=1)))
+
+def test_outcomes_show_every_seed_and_means():
+    ax = outcome_figure(outcome_data, "final p", start={"small": .2}).axes[0]
+    assert sorted(np.concatenate([l.get_ydata() for l in named(ax, "seed")])) == sorted(outcome_data.value)
+    assert [l.get_ydata()[0] for l in named(ax, "mean dense")] == pytest.approx([.45, .45]) and len(named(ax, "start")) == 1
+
+def test_coverage_counts_those_that_never_took_off():
+    top, low = coverage_figure(coverage_data, wait_data, 100).axes
+    assert [t.get_text() for t in low.texts].count("3") == 2 # of each reward, from 1e-4
+    assert np.isfinite(np.concatenate([l.get_ydata() for l in named(low, "seed")])).sum() == 6

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import psutil, pytest
 from tiny_rlvr.runs import SUBSTRATE, TABLES, read_parquet, read_provenance
-from tiny_rlvr.workflow import OPTIONAL, load_preset, preset_params
+from tiny_rlvr.workflow import DEMYSTIFY, OPTIONAL, load_preset, preset_params
 
 ROOT = Path(__file__).parent.parent
 RUN = "runs/nano"
@@ -254,3 +254,40 @@ def test_a_mistake_in_what_is_asked_is_told_before_anything_runs(story):
                           (["collect", RUN, "elsewhere", "--n-seeds", "9"], "seeds/2/x1_p_correct.parquet is missing: `make reproduce PRESET=nano` makes it")]:
         done = finish(start(story.tree, sys.executable, "-m", "tiny_rlvr.workflow", *args))
         assert done.rc == 2 and message in done.text and "Traceback" not in done.text, done.text
+
+
+# `make demystify`, on the same substrate.
+
+@pytest.fixture(scope="module")
+def demystified(story):
+    story.demystified = finish(reproduce(story.tree, "demystify"))
+    return story
+
+
+def test_each_question_gets_a_table_of_every_seed_and_figures_and_ends_with_claims(demystified):
+    assert demystified.demystified.rc == 0, demystified.demystified.text
+    figures = {p.name for p in (demystified.run/"figures").iterdir()}
+    for name in DEMYSTIFY:
+        df, origin = (read(demystified.run/f"results/{name}.parquet") for read in (read_parquet, read_provenance))
+        assert set(df.seed) - {-1} == set(range(NANO["arm_seeds"])) and origin["preset"] == "nano"
+        assert any(f.startswith(name[:3]) for f in figures)
+        cells = json.loads((demystified.run/f"notebooks/{name}.ipynb").read_text())["cells"]
+        assert any("does it hold?" in "".join(o.get("data", {}).get("text/markdown", "")) for c in cells for o in c.get("outputs", []))
+
+
+def test_a_seed_that_is_there_is_used_again_and_gives_the_same_when_it_is_not(demystified):
+    folder = demystified.run/"d1_coverage"
+    before, kept = {seed: read_parquet(folder/f"{seed}.parquet") for seed in (0, 1)}, (folder/"0.parquet").stat().st_mtime_ns
+    (folder/"1.parquet").unlink(); (demystified.run/"done/d1_coverage").unlink()
+    done = finish(reproduce(demystified.tree, "demystify"))
+    assert done.rc == 0 and re.findall(r"^(\w+): started", done.text, re.M) == ["d1_coverage"], done.text
+    assert (folder/"0.parquet").stat().st_mtime_ns == kept
+    assert read_parquet(folder/"1.parquet").equals(before[1]) and not before[0].p.equals(before[1].p)
+
+
+def test_a_better_picture_trains_no_seed_again(demystified, edited):
+    seeds = {p: p.stat().st_mtime_ns for p in (demystified.run/"d1_coverage").iterdir()}
+    edited("tiny_rlvr/plots.py", lambda text: text + "\nNEW = 1\n")
+    done = finish(reproduce(demystified.tree, f"{RUN}/done/d1_coverage"))
+    assert done.rc == 0 and "d1_coverage: done" in done.text, done.text
+    assert {p: p.stat().st_mtime_ns for p in seeds} == seeds

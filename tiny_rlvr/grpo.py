@@ -160,7 +160,7 @@ def make_batch(model, reference, cfg, task, reward, rngs)->Batch:
     "Draw problems, sample their groups with `model`, score them."
     problems = task.sample(cfg.problems_per_update, rngs.problems, distinct=True)
     r = rollout(model, [p.prompt for p in problems], cfg.group_size, rngs.noise, cfg.temperature, cfg.max_new_tokens)
-    rewards = score(r.completions, np.repeat(problems, cfg.group_size), reward).reshape(len(problems), cfg.group_size)
+    rewards = score(r.completions, np.repeat(problems, cfg.group_size), reward, r.finished.tolist()).reshape(len(problems), cfg.group_size)
     b = Batch(np.repeat(r.prompts, cfg.group_size), r, rewards, torch.from_numpy(group_advantages(rewards, cfg.advantage_scale).flatten()), token_weights(r.mask, cfg.normaliser))
     measured = len(b.prompts) if cfg.kl_weight else cfg.kl_groups*cfg.group_size
     if measured:
@@ -192,10 +192,10 @@ def train(
     model:GPT, # the policy; changed in place
     cfg:GRPOConfig=GRPOConfig(), # settings
     task:Task=TARGET, # where the prompts come from: a Task, or anything with its sample(n, rng, distinct)
-    reward=correct, # f(completion, problem) -> float
+    reward=correct, # f(completion, problem) -> float, or f(completion, problem, finished=...); see `rewards.score`
     seed:int=0, # of problems and sampling noise
     reference:GPT=None, # for the KL; default: a copy of the model as it comes
-    on_update=None, # called as on_update(update, model) after each update
+    on_update=None, # called as on_update(update, model) after each update; if it returns True, training ends there
 )->pd.DataFrame: # one row an update
     """Train a policy with GRPO.
 
@@ -227,7 +227,7 @@ def train(
             opt.step()
             backward += t2-t; optimizer += time.perf_counter()-t2
         log.append(log_row(update, batch, stats, norm) | dict(seconds_rollout=clock[1]-clock[0], seconds_backward=backward, seconds_optimizer=optimizer))
-        if on_update is not None: on_update(update, model)
+        if on_update is not None and on_update(update, model) is True: break
     return pd.DataFrame(log)
 
 def log_row(update:int, batch:Batch, stats:dict, grad_norm:float)->dict:
