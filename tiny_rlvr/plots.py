@@ -577,7 +577,7 @@ def curves_figure(
             if not len(d): continue
             wide = d.pivot(index=x, columns="seed", values=value).sort_index().ffill().rolling(window, min_periods=1).mean()
             ax.plot(wide.index, wide, color=c, lw=.6, alpha=.35, gid="seed")
-            mean = np.exp(np.log(wide).mean(axis=1)) if panel in log else wide.mean(axis=1)
+            mean = np.exp(np.log(wide.clip(lower=1e-300)).mean(axis=1)) if panel in log else wide.mean(axis=1)
             ax.plot(wide.index, mean, color=c, ls=ls, lw=2.4, gid=f"mean {name}")
         if panel in log: ax.set_yscale("log"); ax.yaxis.set_major_locator(LogLocator(numticks=6)); ax.yaxis.set_minor_locator(NullLocator())
         else: ax.yaxis.set_major_locator(MaxNLocator(5))
@@ -593,10 +593,12 @@ def outcome_figure(
     data, # columns seed, group, arm, value: one row for each seed of each arm in each group; groups and arms are drawn in order of appearance
     label, # what the value is, with its unit
     start=None, # where all began, as a line; or {group: start}
+    arms=None, # all arms there are, in order, where these are only some: so that an arm looks the same in several figures
 )->plt.Figure:
     "Every seed of every arm, group by group along the axis, with means and 95% intervals over seeds"
     _need(data, "seed", "group", "arm", "value")
-    groups, arms = list(dict.fromkeys(data.group)), _arms(data.arm)
+    groups, there = list(dict.fromkeys(data.group)), set(data.arm)
+    arms = {name: look for name, look in _arms(data.arm if arms is None else arms).items() if name in there}
     n = len(arms)
     fig, ax = plt.subplots(figsize=(max(5, min(7.4, 1.2 + .55*n*len(groups))), 3.9), layout="constrained")
     for i, group in enumerate(groups):
