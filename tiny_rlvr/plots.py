@@ -640,13 +640,13 @@ def coverage_figure(
         top.plot(mean.index, mean, color=c, ls=ls, lw=2.2, gid=f"mean {name}")
         low.plot(x, d.take_off, m, ms=4.5, color=c, alpha=.5, mew=0, gid="seed")
         never = d[d.take_off.isna()].groupby("p_start").size()
-        for p, k in never.items(): low.text(p, updates*(1.5, 2.3)[j % 2]*2.6**(j//2), f"{k}", ha="center", va="center", fontsize=9.5, color=_text(c), fontweight="bold") # a row for each reward
+        for p, k in never.items(): low.text(p, updates*(1.5, 2.3)[j % 2]*2.6**(j//2), f"{k}", ha="center", va="center", fontsize=11.5, color=_text(c), fontweight="bold") # a row for each reward
     top.plot(expected.p_start, expected.had_signal, color=C["ink"], lw=1.2, ls=(0, (1, 2)), gid="expected")
-    top.text(.02, .98, "dotted: probability of a success in the run", transform=top.transAxes, va="top", fontsize=10.5)
+    top.text(.02, .98, "dotted: probability of a success in the run", transform=top.transAxes, va="top", fontsize=11.5)
     low.plot(expected.p_start[expected.wait <= updates], expected.wait[expected.wait <= updates], color=C["ink"], lw=1.2, ls=(0, (1, 2)), gid="expected")
     low.axhline(updates, color=C["neutral"], lw=1)
-    low.text(1, updates*4, "above the line: how many never took off", ha="right", va="center", fontsize=10.5, color=_text(C["neutral"]))
-    low.text(.02, .03, "dotted: expected wait for the first success", transform=low.transAxes, fontsize=10.5)
+    low.text(1, updates*4, "above the line: how many never took off", ha="right", va="center", fontsize=11.5, color=_text(C["neutral"]))
+    low.text(.02, .03, "dotted: expected wait for the first success", transform=low.transAxes, fontsize=11.5)
     top.set(ylim=(-.03, 1.16), ylabel="p at the end"); top.set_yticks(np.linspace(0, 1, 6)); top.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     low.set(xscale="log", yscale="log", ylim=(.8, updates*5.5), xlim=(runs.p_start.min()/2, 1.2), xlabel="p before RL", ylabel="updates to take-off")
     low.yaxis.set_major_locator(FixedLocator([t for t in (1, 10, 100, 1000, 10000) if t <= updates])); low.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}")); low.yaxis.set_minor_locator(NullLocator())
