@@ -33,6 +33,13 @@ def hf_answer_logprob(hf, prompts, answers):
     return np.array(out)
 
 
+def hf_forced_logprob(hf, prompts, answers):
+    "The same from one padded pass, no prefix shared."
+    rows = [[BOS] + ids_of(p + a) + [EOS] for p, a in zip(prompts, answers)]
+    with torch.no_grad(): logp = hf_logp(hf, rows)
+    return np.array([sum(lp[t-1, row[t]].item() for t in range(1 + len(p), len(row))) for p, row, lp in zip(prompts, rows, logp)])
+
+
 def naive_rollout(hf, prompts, group_size, uniforms, temperature=1.):
     "Lists of tokens, log-probabilities and entropies for each completion; the whole sequence is computed again for each token."
     T = uniforms.shape[1]

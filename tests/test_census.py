@@ -7,45 +7,26 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tiny_rlvr.census import census, fingerprint, price, shared_logprob
-from tiny_rlvr.exact_eval import answer_logprob
-from tiny_rlvr.model import GPT, save_checkpoint
+from referee import hf_forced_logprob
+from tiny_rlvr.census import census, fingerprint, price
+from tiny_rlvr.model import GPT, save_checkpoint, to_hf
 from tiny_rlvr.tasks import TARGET, Problem, Task
 
 TASK = Task("+", 2, 2)
 
 
-def forced(model, problems): return answer_logprob(model, [q.prompt for q in problems], [q.answer for q in problems])
-
-
-@pytest.mark.parametrize("task", [Task("+", 3, 3), Task("-", 3, 2), Task("*", 2, 1), Task("/", 3, 1)], ids=str)
-def test_shared_prefixes_change_no_probability(untrained, task):
-    problems = task.sample(200, np.random.default_rng(0))
-    np.testing.assert_allclose(shared_logprob(untrained, problems, cuts=(2, 4))[0], forced(untrained, problems), atol=2e-4)
-
-
-def test_cuts_and_rows_change_no_probability(untrained):
-    problems = TASK.sample(100, np.random.default_rng(1))
-    first = shared_logprob(untrained, problems, (4, 5))[0]
-    for cuts in [(), (1,), (3,), (2, 3, 4, 5)]:
-        np.testing.assert_allclose(shared_logprob(untrained, problems, cuts, rows=13)[0], first, atol=2e-4)
-
-
-def test_no_token_of_a_shared_prefix_is_read_twice(untrained):
-    problems = [Problem.make("+", 12, b) for b in range(10, 100)] # 12+ once, 12+d for nine d, then d= and the answer
-    rest = sum(2 + len(q.answer) for q in problems)
-    assert shared_logprob(untrained, problems, cuts=(4, 5))[1] == 4 + 9 + rest
+def forced(model, problems): return hf_forced_logprob(to_hf(model), [q.prompt for q in problems], [q.answer for q in problems])
 
 
 def test_every_problem_is_there_once_with_the_p_of_teacher_forcing(untrained, tmp_path):
-    df = pd.read_parquet(census(untrained, tmp_path/"c.parquet", 3, TASK, part=1000, block=300))
+    df = pd.read_parquet(census(untrained, tmp_path/"c.parquet", 3, TASK, part=1000))
     assert len(df.drop_duplicates(["a", "b"])) == len(df) == TASK.n_problems and set(df.seed) == {3}
     problems = [Problem.make("+", int(a), int(b)) for a, b in zip(df.a, df.b)]
     np.testing.assert_allclose(df.p, np.exp(forced(untrained, problems)), rtol=1e-3, atol=1e-12)
 
 
-def test_sizes_of_parts_and_blocks_do_not_matter(untrained, tmp_path):
-    a, b = (pd.read_parquet(census(untrained, tmp_path/f"{part}.parquet", 0, TASK, part=part, block=block)) for part, block in [(8100, 900), (777, 100)])
+def test_sizes_of_parts_do_not_matter(untrained, tmp_path):
+    a, b = (pd.read_parquet(census(untrained, tmp_path/f"{part}.parquet", 0, TASK, part=part)) for part in (8100, 777))
     pd.testing.assert_frame_equal(a, b, rtol=1e-4)
 
 

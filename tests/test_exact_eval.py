@@ -1,12 +1,12 @@
 "Claims about exact p and pass@k: sampling and summation by hand are the referees."
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, product
 from math import comb
 import numpy as np, pytest, torch
 from hypothesis import given, strategies as st
 from scipy.stats import binom, binomtest, chisquare
-from referee import BOS, EOS, hf_logp, ids_of
-from tiny_rlvr.exact_eval import KS, answer_logprob, capability_curve, greedy_accuracy, group_size_for, pass_at_k, pass_at_k_estimate, zero_signal
+from referee import BOS, EOS, hf_forced_logprob, hf_logp, ids_of
+from tiny_rlvr.exact_eval import KS, answer_logprob, capability_curve, greedy_accuracy, group_size_for, pass_at_k, pass_at_k_estimate, shared_stages, zero_signal
 from tiny_rlvr.model import to_hf
 from tiny_rlvr.rollout import generate, greedy, rollout
 from tiny_rlvr.tasks import GRID, Problem, Task, eval_set, verify
@@ -72,6 +72,41 @@ def test_neither_order_nor_batch_changes_p(trained, batch_tokens):
     b = answer_logprob(trained, [ps[i].prompt for i in order], [ps[i].answer for i in order], batch_tokens=batch_tokens)
     assert a.dtype == np.float64 and a.shape == (len(ps),)
     np.testing.assert_allclose(a[order], b, rtol=1e-5, atol=1e-5)
+
+
+def tokens_read(model, problems):
+    "Tokens that went through the model, a number for each pass."
+    passes = []
+    hook = model.register_forward_pre_hook(lambda model, args: passes.append(args[0].numel()))
+    answer_logprob(model, [q.prompt for q in problems], [q.answer for q in problems])
+    hook.remove()
+    return passes
+
+
+@pytest.mark.parametrize("task", [Task("+", 3, 3), Task("-", 3, 2), Task("*", 2, 1), Task("/", 3, 1)], ids=str)
+def test_shared_prefixes_change_no_probability(trained, task):
+    problems = task.sample(400, np.random.default_rng(0))
+    alone = sum(1 + len(q.prompt + q.answer) for q in problems)
+    assert sum(tokens_read(trained, problems)) < .8 * alone  # they were shared
+    asked = [q.prompt for q in problems], [q.answer for q in problems]
+    np.testing.assert_allclose(answer_logprob(trained, *asked), hf_forced_logprob(to_hf(trained), *asked), atol=2e-4)
+
+
+def test_a_shared_prefix_is_read_once(trained):
+    problems = [Problem.make("+", 12, b) for b in range(10, 100)]  # `<bos>12+` is 4 tokens; with the tens of b 5
+    rest = sum(2 + len(q.answer) for q in problems)  # the units, the = and the answer
+    assert sum(tokens_read(trained, problems)) in (4 + 9 + rest, 9 * 5 + rest)
+
+
+def test_stages_end_where_the_fewest_tokens_are_read():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        ids = np.array(sorted(rng.integers(0, 3, (int(rng.integers(1, 60)), int(rng.integers(1, 8)))).tolist()))
+        n, width = ids.shape
+        def tokens(cuts): return sum(len({tuple(r[:b]) for r in ids}) * (b - a) for a, b in zip((0, *cuts), cuts)) + n * (width - (0, *cuts)[-1])
+        every = [c for k in range(3) for c in combinations(range(1, width), k)]
+        assert tokens(shared_stages(ids, stage_cost=0)) == min(map(tokens, every))
+    assert shared_stages(np.zeros((1, 5), int)) == () # one prompt alone shares nothing
 
 
 def test_rollouts_and_teacher_forcing_agree_on_every_completion(trained):
