@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BASE', 'VERSIONS', 'SOURCES', 'TABLES', 'SUBSTRATE', 'POLICY', 'QUIET', 'repo_root', 'resolve', 'seed_dir', 'commit',
            'provenance', 'write_parquet', 'read_parquet', 'read_provenance', 'load_results', 'load_substrate',
-           'run_key', 'run_seeds', 'banner', 'claims']
+           'code_text', 'run_key', 'run_seeds', 'banner', 'claims']
 
 # %% ../nbs/13_runs.ipynb #c002
 import ast, hashlib, inspect, json, os, platform, subprocess, sys, textwrap
@@ -161,12 +161,15 @@ def load_substrate(
 # %% ../nbs/13_runs.ipynb #c036
 QUIET = {"plots", "stats", "workflow", "runs", "progress", "params", "churn", "census", "errors"} # modules that change no number of a run
 
-def _text_of(source):
-    "Source as the text of its syntax tree: comments and docstrings don't count."
-    tree = ast.parse(textwrap.dedent(source))
+def code_text(
+    tree:ast.AST, # of a cell, a function or a module; its docstrings are taken out
+)->str:
+    "A syntax tree as text: comments and docstrings don't count."
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node, clean=False) is not None: node.body = node.body[1:]
     return ast.dump(tree)
+
+def _text_of(source): return code_text(ast.parse(textwrap.dedent(source)))
 
 def run_key(
     functions, # those that do the work
