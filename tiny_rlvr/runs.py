@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BASE', 'VERSIONS', 'SOURCES', 'TABLES', 'SUBSTRATE', 'POLICY', 'QUIET', 'repo_root', 'resolve', 'seed_dir', 'commit',
            'provenance', 'write_parquet', 'read_parquet', 'read_provenance', 'load_results', 'load_substrate',
-           'code_text', 'run_key', 'run_seeds', 'banner', 'claims']
+           'code_text', 'run_key', 'run_seeds', 'banner', 'markdown_table', 'claims']
 
 # %% ../nbs/13_runs.ipynb #c002
 import ast, hashlib, inspect, json, os, platform, subprocess, sys, textwrap
@@ -211,12 +211,20 @@ def banner(
                     "`make reproduce PRESET=paper` makes the paper's.")
 
 # %% ../nbs/13_runs.ipynb #c044
+def markdown_table(
+    columns, # their names
+    rows, # each an iterable of as many cells
+):
+    "A Markdown table; a | in a cell stays a character of it. (`DataFrame.to_markdown` needs a further package.)"
+    from IPython.display import Markdown
+    def line(cells): return "| " + " | ".join(str(x).replace("|", "\\|") for x in cells) + " |"
+    return Markdown("\n".join([line(columns), "|" + "---|"*len(columns), *map(line, rows)]))
+
+# %% ../nbs/13_runs.ipynb #c048
 def claims(
     rows, # (the claim, what was found here, True, False, None where it wasn't tested, or a text)
     source="the paper", # whose claims they are
 ):
     "A Markdown table of claims, findings and verdicts."
-    from IPython.display import Markdown
     def verdict(v): return v if isinstance(v, str) else "not tested" if v is None else "**holds**" if v else "**does not hold**"
-    lines = [f"| {source} | here | does it hold? |", "|---|---|---|"]
-    return Markdown("\n".join([*lines, *("| " + " | ".join(str(x).replace("|", "\\|") for x in (claim, found, verdict(v))) + " |" for claim, found, v in rows)]))
+    return markdown_table((source, "here", "does it hold?"), [(claim, found, verdict(v)) for claim, found, v in rows])
