@@ -8,11 +8,12 @@ __all__ = ['BASE', 'VERSIONS', 'SOURCES', 'TABLES', 'SUBSTRATE', 'POLICY', 'QUIE
            'code_text', 'run_key', 'run_seeds', 'banner', 'markdown_table', 'claims']
 
 # %% ../nbs/13_runs.ipynb #c002
-import ast, hashlib, inspect, json, os, platform, subprocess, sys, textwrap
+import ast, hashlib, inspect, json, platform, subprocess, sys, textwrap
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 import pandas as pd, pyarrow as pa, pyarrow.parquet as pq
+from .files import replacing
 from .progress import progress
 
 # %% ../nbs/13_runs.ipynb #c005
@@ -95,15 +96,7 @@ def write_parquet(
     _check_columns(df, path)
     table = pa.Table.from_pandas(df, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **provenance})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(tmp, "wb") as f:
-            pq.write_table(table, f)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(tmp, path)
-    finally: tmp.unlink(missing_ok=True)
+    with replacing(path) as tmp: pq.write_table(table, tmp)
     return path
 
 # %% ../nbs/13_runs.ipynb #c022
@@ -159,7 +152,7 @@ def load_substrate(
     return load_checkpoint(path, device=device)
 
 # %% ../nbs/13_runs.ipynb #c036
-QUIET = {"plots", "stats", "workflow", "runs", "progress", "params", "churn", "census", "errors"} # modules that change no number of a run
+QUIET = {"plots", "stats", "workflow", "runs", "progress", "params", "files", "churn", "census", "errors"} # modules that change no number of a run
 
 def code_text(
     tree:ast.AST, # of a cell, a function or a module; its docstrings are taken out
