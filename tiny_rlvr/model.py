@@ -123,8 +123,8 @@ class GPT(nn.Module):
     def n_params(self): return sum(p.numel() for p in self.parameters())
 
 # %% ../nbs/02_model.ipynb #c024
-def fast_float32()->bool: # whether oneDNN is used from here on
-    "Let oneDNN do float32 matrix products on this CPU if that is as exact as before, for this process. What it did is kept if it isn't."
+def fast_float32()->bool: # whether oneDNN does them from here on
+    "Let oneDNN do this process's float32 matrix products on the CPU, unless it rounds them to bfloat16: then PyTorch's setting stays as it was."
     setting = torch.backends.mkldnn.matmul
     if not torch.backends.mkldnn.is_available(): return False
     before = setting.fp32_precision
