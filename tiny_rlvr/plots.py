@@ -316,6 +316,14 @@ LEARNING = {"reward_mean": "reward, mean", "zero_signal_fraction": "groups witho
             "ratio_mean": "probability ratio, mean",
             "completion_length": "completion length (tokens)", "kl": "KL to base (nats/token)", "clip_fraction": "clipped fraction"} # column -> panel title
 
+def _panels(n, columns, width, height, rest): # inches: of a panel, and of what is above and below the panels
+    "A figure with `n` panels, `columns` beside each other, that share their x axis."
+    rows = -(-n//columns)
+    fig, axes = plt.subplots(rows, columns, figsize=(width*columns, height*rows+rest), layout="constrained", sharex=True, squeeze=False)
+    for ax in axes.flat[n:]: ax.set_visible(False)
+    if n % columns and rows > 1: axes[-2, -1].tick_params(labelbottom=True)
+    return fig, axes.flat
+
 @_styled
 def learning_curves(
     log,          # columns seed, update and some of `columns`
@@ -325,15 +333,12 @@ def learning_curves(
     "Small multiples of the training log: every seed and the mean over seeds, per update"
     if columns is None: columns = {k: v for k, v in LEARNING.items() if k in log and log[k].notna().any()}
     if not columns: raise ValueError(f"none of {list(LEARNING)} is in the log (got {list(log.columns)})")
-    rows = -(-len(columns)//2)
-    fig, axes = plt.subplots(rows, 2, figsize=(6.6, 2.1*rows+.4), layout="constrained", sharex=True, squeeze=False)
-    for ax, (column, title) in zip(axes.flat, columns.items()):
+    fig, axes = _panels(len(columns), 2, 3.3, 2.1, .4)
+    for ax, (column, title) in zip(axes, columns.items()):
         wide, used = _smooth(_by_seed(log, column), window)
         _seed_lines(ax, wide)
         ax.set_title(title); ax.yaxis.set_major_locator(MaxNLocator(4)); ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         if np.nanmax(wide) - np.nanmin(wide) < 1e-6: ax.set_ylim(np.nanmin(wide)-.1, np.nanmax(wide)+.1) # a constant: no axis of rounding errors
-    for ax in axes.flat[len(columns):]: ax.set_visible(False)
-    if len(columns) % 2 and rows > 1: axes[-2, 1].tick_params(labelbottom=True)
     fig.supxlabel(f"update (trailing mean of {used}); thin: {_runs(wide.shape[1])}, thick: their mean", fontsize=11)
     return fig
 
@@ -559,14 +564,6 @@ def _arm_legend(fig, arms, title=None):
     fits = max(1, int(fig.get_figwidth()/(.75 + .085*max(len(str(name)) for name in arms)))) # entries beside each other
     fig.legend(handles=handles, loc="outside upper left", ncols=min(fits, len(arms)), fontsize=11, title=title, handlelength=2.6, borderaxespad=.2)
 
-def _panels(titles, height, rest): # inches: of a row of panels, and of what is around them
-    columns = min(2, len(titles)); rows = -(-len(titles)//columns)
-    fig, axes = plt.subplots(rows, columns, figsize=(3.7*columns, height*rows+rest), layout="constrained", squeeze=False, sharex=True)
-    for ax, title in zip(axes.flat, titles): ax.set_title(title, fontsize=11.5)
-    for ax in axes.flat[len(titles):]: ax.set_visible(False)
-    if len(titles) % columns and rows > 1: axes[-2, -1].tick_params(labelbottom=True)
-    return fig, axes.flat
-
 def _around(fig, x, y, arms):
     fig.supxlabel(x, fontsize=11); fig.supylabel(y, fontsize=11)
     _arm_legend(fig, arms)
@@ -584,7 +581,7 @@ def curves_figure(
     "A panel for each `panel`, in order of appearance: every seed thin, each arm's mean over seeds thick. A seed that ended early counts on with its last value"
     _need(data, "seed", "panel", arm, x, value)
     panels, arms = list(dict.fromkeys(data.panel)), _arms(data[arm])
-    fig, axes = _panels(panels, 2.6, .6)
+    fig, axes = _panels(len(panels), min(2, len(panels)), 3.7, 2.6, .6)
     for ax, panel in zip(axes, panels):
         for name, (c, ls, m) in arms.items():
             d = data[(data.panel == panel) & (data[arm] == name)]
@@ -595,7 +592,7 @@ def curves_figure(
             ax.plot(wide.index, mean, color=c, ls=ls, lw=2.4, gid=f"mean {name}")
         if panel in log: ax.set_yscale("log"); ax.yaxis.set_major_locator(LogLocator(numticks=6)); ax.yaxis.set_minor_locator(NullLocator())
         else: ax.yaxis.set_major_locator(MaxNLocator(5))
-        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        ax.set_title(panel, fontsize=11.5); ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     _around(fig, f"{x}; thin: {_runs(data.seed.nunique())}, thick: their mean", label, arms)
     return fig
 
@@ -672,14 +669,14 @@ def lens_figure(
     "Entropy against the probability of the target, for every policy of every stage"
     _need(points, "panel", "stage", "seed", "p", "entropy")
     panels, arms = list(dict.fromkeys(points.panel)), _arms(points.stage)
-    fig, axes = _panels(panels, 2.7, .7)
+    fig, axes = _panels(len(panels), min(2, len(panels)), 3.7, 2.7, .7)
     for ax, panel in zip(axes, panels):
         for name, (c, ls, m) in arms.items():
             d = points[(points.panel == panel) & (points.stage == name)]
             for _, one in d.groupby("seed"):
                 one = one.sort_values("p")
                 ax.plot(one.p, one.entropy, color=c, ls=ls, lw=1.2, marker=m, ms=5, mew=0, alpha=.6, gid="seed")
-        ax.yaxis.set_major_locator(MaxNLocator(5)); ax.set_ylim(bottom=0)
+        ax.set_title(panel, fontsize=11.5); ax.yaxis.set_major_locator(MaxNLocator(5)); ax.set_ylim(bottom=0)
     _around(fig, xlabel, "entropy (nats)", arms)
     return fig
 
