@@ -198,7 +198,8 @@ def banner(
 ):
     "Markdown that says which preset made the outputs below."
     from IPython.display import Markdown # here, because the library works without Jupyter
-    if preset == "paper": return Markdown("The outputs below come from the `paper` preset: the post's own settings.")
+    if preset == "paper": return Markdown("The outputs below come from the `paper` preset: the post's model, evaluation and settings of GRPO. "
+                                            "Pretraining was changed to reach a base like the post's; `x0_calibration` says how.")
     also = " It only shows that every step runs; no finding can be read off it." if preset == "nano" else ""
     return Markdown(f"> **Not the paper's numbers.** The outputs below come from the `{preset}` preset: a smaller model, fewer seeds, less training.{also} "
                     "`make reproduce PRESET=paper` makes the paper's.")
