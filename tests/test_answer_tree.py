@@ -260,8 +260,8 @@ def test_the_heaviest_completions_hold_their_mass_and_say_what_is_missing(tree, 
 
 
 def test_bad_input_is_named(trained, tree):
-    for kwargs, message in ((dict(tol=1.), r"tol .* \(got 1.0\)"), (dict(tol=-1e-3), r"\(got -0.001\)"), (dict(tol=np.nan), r"\(got nan\)"), (dict(temperature=0), r"temperature must be above 0 and finite \(got 0\)"),
-                            (dict(temperature=np.inf), "got inf"), (dict(max_new_tokens=0), r"max_new_tokens must be at least 1 \(got 0\)"), (dict(max_nodes=0), "max_nodes"), (dict(chunk=0), "chunk"),
+    for kwargs, message in ((dict(tol=1.), r"tol .* \(got 1.0\)"), (dict(tol=-1e-3), r"\(got -0.001\)"), (dict(tol=np.nan), r"\(got nan\)"), (dict(temperature=0), r"temperature must be a number above 0 \(got 0\)"),
+                            (dict(temperature=np.inf), "got inf"), (dict(max_new_tokens=0), r"max_new_tokens must be a whole number of at least 1 \(got 0\)"), (dict(max_nodes=0), "max_nodes"), (dict(chunk=0), "chunk"),
                             (dict(max_new_tokens=28), "max_new_tokens can be at most 27 at max_seq_len=32")):
         with pytest.raises(ValueError, match=message): answer_tree(trained, MIXED, **kwargs)
     with pytest.raises(ValueError, match=r"did you mean \['4\+3='\]"): answer_tree(trained, "4+3=")

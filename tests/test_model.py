@@ -111,7 +111,7 @@ def test_a_float64_model_keeps_its_bits_on_the_way_to_hugging_face(trained):
 def full_disk(*_, **__): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("broken", ["tiny_rlvr.model.save_file", "tiny_rlvr.model.os.replace"])
+@pytest.mark.parametrize("broken", ["tiny_rlvr.model.save_file", "os.replace"])
 def test_a_full_disk_leaves_the_old_checkpoint_and_no_other_file(trained, untrained, tmp_path, monkeypatch, broken):
     path = tmp_path/"m.safetensors"
     save_checkpoint(trained, path)
@@ -134,6 +134,16 @@ def test_a_disk_that_is_full_after_a_few_kilobytes_leaves_the_old_checkpoint_and
     finally: resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "too large" in str(e.value)
     assert path.read_bytes() == before and files_in(tmp_path) == ["m.safetensors"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_a_checkpoint_has_the_mode_of_any_new_file(untrained, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        (tmp_path/"any").touch()
+        for _ in range(2): save_checkpoint(untrained, tmp_path/"m.safetensors") # a new one, and in an old one's place
+    finally: os.umask(before)
+    assert (tmp_path/"m.safetensors").stat().st_mode == (tmp_path/"any").stat().st_mode
 
 
 @pytest.mark.parametrize("keep", [0, 5, 8, 200, .5, -1])

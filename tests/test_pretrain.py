@@ -126,14 +126,13 @@ KILLED = """
 import os, signal, sys, torch
 sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
-import tiny_rlvr.model
 from test_pretrain import CFG, MIX, TINY, pretrain
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 replace, writes = os.replace, []
 def killed_while_writing(a, b):
     writes.append(b)
     die() if len(writes) == 3 else replace(a, b)
-if {where!r} == "writing": tiny_rlvr.model.os.replace = killed_while_writing
+if {where!r} == "writing": os.replace = killed_while_writing
 pretrain(TINY, CFG, {path!r}, checkpoint_every=5, mix=MIX, on_step=lambda step, _: die() if {where!r} == "computing" and step == 12 else None)
 """
 
@@ -209,7 +208,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint_and_no_other_f
     pretrain(TINY, CFG, path, mix=MIX, stop_at=6)
     before = path.read_bytes()
     def full(*_, **__): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    for broken in "tiny_rlvr.model.save_file", "tiny_rlvr.model.os.replace":
+    for broken in "tiny_rlvr.model.save_file", "os.replace":
         with monkeypatch.context() as m:
             m.setattr(broken, full)
             with pytest.raises(OSError, match="No space left"): pretrain(TINY, CFG, path, checkpoint_every=3, mix=MIX)

@@ -16,6 +16,7 @@ from fastcore.basics import patch
 from scipy.special import entr
 
 from .model import GPT, KVCache
+from .params import at_least, check_params, items, positive
 from .progress import progress
 from .tasks import verify
 from .vocab import BOS, EOS, PAD, TOKENS, encode
@@ -173,12 +174,9 @@ def answer_tree(
     desc:str=None, # of a progress bar; default: none
 )->AnswerTree:
     "List each prompt's completions until those not listed have a probability of at most `tol` together. Raises `ValueError` for arguments that make no sense."
-    if isinstance(prompts, str): raise ValueError(f"prompts must be a list of prompts (got the text {prompts!r}; did you mean [{prompts!r}]?)")
-    prompts,T = list(prompts),max_new_tokens
+    prompts,T = items('prompts', prompts),max_new_tokens
     if not 0 <= tol < 1: raise ValueError(f"tol is a probability and must lie in [0, 1) (got {tol!r})")
-    if not (temperature > 0 and math.isfinite(temperature)): raise ValueError(f"temperature must be above 0 and finite (got {temperature!r})")
-    for k,v in dict(max_new_tokens=T, max_nodes=max_nodes, chunk=chunk).items():
-        if v < 1: raise ValueError(f"{k} must be at least 1 (got {v!r})")
+    check_params(dict(temperature=temperature, max_new_tokens=T, max_nodes=max_nodes, chunk=chunk), temperature=positive, max_new_tokens=at_least(1), max_nodes=at_least(1), chunk=at_least(1))
     longest = max(prompts, key=len, default='')
     if len(longest)+T > model.cfg.max_seq_len: raise ValueError(f"<bos>, {longest!r} and up to {T} new tokens don't fit the model: max_new_tokens can be at most {model.cfg.max_seq_len-len(longest)} at max_seq_len={model.cfg.max_seq_len}")
     starts = range(0, len(prompts), chunk)
@@ -187,14 +185,18 @@ def answer_tree(
     return AnswerTree(*(pd.concat(tables, ignore_index=True) for tables in zip(*parts)), temperature, T)
 
 # %% ../nbs/08_answer_tree.ipynb #c045
+def _one_each(tree, answers): # as a list
+    answers = items('answers', answers)
+    if len(answers) != len(tree.problems): raise ValueError(f"there must be one answer for each problem of the tree (got {len(answers)} answers and {len(tree.problems)} problems)")
+    return answers
+
 def accepted(
     tree:AnswerTree, # the completions of n problems
     answers, # n right answers
     accept=verify, # accept(completion, answer) -> bool
 )->pd.DataFrame: # n rows: low, high
     "Bounds on the probability that the verifier accepts a rollout: expected reward, where the post's p is P(answer + `<eos>`) alone."
-    c,answers = tree.completions,list(answers)
-    if len(answers) != len(tree.problems): raise ValueError(f"there must be one answer for each problem of the tree (got {len(answers)} answers and {len(tree.problems)} problems)")
+    c,answers = tree.completions,_one_each(tree, answers)
     ok = np.array([accept(text, answers[i]) for i,text in zip(c.problem, c.completion)], dtype=bool)
     low = np.bincount(c.problem[ok], c.p[ok], len(answers))
     return pd.DataFrame(dict(low=low, high=np.minimum(low + tree.problems.open, 1)))
@@ -207,8 +209,7 @@ def top_wrong(
     accept=verify, # accept(completion, answer) -> bool
 )->pd.DataFrame: # rows of `tree.completions` with prompt and answer, at most n for each problem, likeliest first
     "The likeliest completions that the verifier rejects."
-    c,answers = tree.completions,list(answers)
-    if len(answers) != len(tree.problems): raise ValueError(f"there must be one answer for each problem of the tree (got {len(answers)} answers and {len(tree.problems)} problems)")
+    c,answers = tree.completions,_one_each(tree, answers)
     wrong = [not accept(text, answers[i]) for i,text in zip(c.problem, c.completion)]
     top = c[np.array(wrong, dtype=bool)].groupby('problem').head(n).reset_index(drop=True)
     return top.assign(prompt=tree.problems.prompt.to_numpy()[top.problem], answer=np.array(answers, dtype=object)[top.problem])

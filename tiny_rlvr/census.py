@@ -6,13 +6,14 @@
 __all__ = ['price', 'fingerprint', 'census']
 
 # %% ../nbs/09_census.ipynb #c002
-import hashlib, json, os, time
+import hashlib, json, time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa, pyarrow.parquet as pq
 
 from .exact_eval import answer_logprob
+from .files import replacing
 from .model import GPT
 from .params import at_least, check_params
 from .progress import progress
@@ -57,13 +58,6 @@ def _whole(path, wanted): # whether a part is there and is the wanted one
     try: return (pq.read_schema(path).metadata or {}).get(b"census") == wanted
     except (OSError, pa.ArrowInvalid): return False
 
-def _write(table, path):
-    tmp = path.with_name(f".{path.name}.tmp")
-    try:
-        pq.write_table(table, tmp)
-        os.replace(tmp, path)
-    finally: tmp.unlink(missing_ok=True)
-
 # %% ../nbs/09_census.ipynb #c011
 def census(
     model:GPT, # the policy
@@ -89,17 +83,13 @@ def census(
         ours = slice(i, i+part)
         p = _p(model, _problems(task, a[ours], b[ours]))
         columns = dict(seed=np.full(len(p), seed, np.int16), a=a[ours].astype(np.int16), b=b[ours].astype(np.int16), p=p.astype(np.float32)) # as precise as the logits are
-        _write(pa.table(columns).replace_schema_metadata({b"census": what}), file)
+        with replacing(file) as tmp: pq.write_table(pa.table(columns).replace_schema_metadata({b"census": what}), tmp)
     _join(files, path, {**(provenance or {}), "census": everything})
     for f in parts.iterdir(): f.unlink()
     parts.rmdir()
     return path
 
 def _join(files, path, metadata):
-    tmp = path.with_name(f".{path.name}.tmp")
-    try:
-        schema = pq.read_schema(files[0]).with_metadata(metadata)
-        with pq.ParquetWriter(tmp, schema) as out:
-            for f in files: out.write_table(pq.read_table(f).replace_schema_metadata(metadata))
-        os.replace(tmp, path)
-    finally: tmp.unlink(missing_ok=True)
+    schema = pq.read_schema(files[0]).with_metadata(metadata)
+    with replacing(path) as tmp, pq.ParquetWriter(tmp, schema) as out:
+        for f in files: out.write_table(pq.read_table(f).replace_schema_metadata(metadata))

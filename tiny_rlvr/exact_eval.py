@@ -14,7 +14,7 @@ import torch
 from scipy.special import gammaln
 
 from .model import GPT, KVCache
-from .params import at_least, check_params, positive
+from .params import at_least, check_params, items, positive
 from .progress import progress
 from .rollout import generate
 from .tasks import verify
@@ -58,9 +58,8 @@ def answer_logprob(
     """Teacher-force each answer and add up its log-probabilities, in float64; prefixes that prompts share are read once. Raises `ValueError` if there isn't one answer for each prompt.
 
     Source: the post, "The measurement". This is the probability of exactly the answer followed by `<eos>`; the verifier accepts a little more (`tiny_rlvr.tasks.verify`)."""
-    if isinstance(prompts, str) or isinstance(answers, str): raise ValueError(f"prompts and answers must be lists of texts (got {prompts!r} and {answers!r})")
+    prompts,answers = items('prompts', prompts),items('answers', answers)
     check_params(dict(temperature=temperature, batch_tokens=batch_tokens), temperature=positive, batch_tokens=at_least(1))
-    prompts,answers = list(prompts),list(answers)
     if len(prompts) != len(answers): raise ValueError(f"there must be one answer for each prompt (got {len(prompts)} prompts and {len(answers)} answers)")
     out,blocks,rows = np.empty(len(prompts)),[],batch_tokens # of a block, whose prefixes lie in memory together
     def length(i): return len(prompts[i])

@@ -7,7 +7,7 @@ __all__ = ['GPTConfig', 'KVCache', 'Attention', 'Block', 'GPT', 'fast_float32', 
            'save_tensors', 'load_tensors', 'save_checkpoint', 'load_checkpoint', 'to_hf']
 
 # %% ../nbs/02_model.ipynb #c002
-import json, math, os
+import json, math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from .files import replacing
 from .params import at_least, check_params
 from .vocab import BOS, EOS, VOCAB_SIZE, encode
 
@@ -122,8 +123,8 @@ class GPT(nn.Module):
     def n_params(self): return sum(p.numel() for p in self.parameters())
 
 # %% ../nbs/02_model.ipynb #c024
-def fast_float32()->bool: # whether oneDNN is used from here on
-    "Let oneDNN do float32 matrix products on this CPU if that is as exact as before, for this process. What it did is kept if it isn't."
+def fast_float32()->bool: # whether oneDNN does them from here on
+    "Let oneDNN do this process's float32 matrix products on the CPU, unless it rounds them to bfloat16: then PyTorch's setting stays as it was."
     setting = torch.backends.mkldnn.matmul
     if not torch.backends.mkldnn.is_available(): return False
     before = setting.fp32_precision
@@ -186,16 +187,9 @@ def tree_logits(model:GPT, tree:PrefixTree)->torch.Tensor: # [nodes, vocab_size]
 
 # %% ../nbs/02_model.ipynb #c035
 def save_tensors(tensors:dict, path, metadata:dict=None):
-    "Write a safetensors file through a temporary one, so that `path` is never half written. Equal tensors and metadata give equal bytes."
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f'.{path.name}.tmp') # one name, so that what a kill leaves behind is overwritten by the next try
+    "Write a safetensors file, whole or not at all. Equal tensors and metadata give equal bytes."
     meta = {'meta':json.dumps(metadata or {}, sort_keys=True)} # one key: safetensors writes several in random order
-    try:
-        save_file({k:v.detach().contiguous().cpu() for k,v in tensors.items()}, tmp, metadata=meta)
-        with open(tmp, 'rb') as f: os.fsync(f.fileno())
-        os.replace(tmp, path)
-    finally: tmp.unlink(missing_ok=True)
+    with replacing(path) as tmp: save_file({k:v.detach().contiguous().cpu() for k,v in tensors.items()}, tmp, metadata=meta)
 
 def load_tensors(path)->tuple[dict, dict]: # tensors by name, metadata
     "Read a safetensors file. Raises `FileNotFoundError`, or `ValueError` if the file is truncated or isn't safetensors."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['positive', 'not_negative', 'share', 'flag', 'text', 'nothing', 'Rule', 'at_least', 'one_of', 'list_of',
-           'check_params']
+           'check_params', 'items']
 
 # %% ../nbs/00_params.ipynb #c002
 import math, numbers
@@ -67,3 +67,12 @@ def check_params(
     for name, rule in rules.items():
         if name not in values: raise ValueError(f"{name} is not set: it must be {rule.right}")
         if not rule.ok(values[name]): raise ValueError(f"{name} must be {rule.right} (got {values[name]!r}{_how_to_write(values[name])})")
+
+# %% ../nbs/00_params.ipynb #c013
+def items(
+    name:str, # of the argument
+    values, # what was passed: texts, in a list, an array, a column ...
+)->list:
+    "`values` as a list. Raises `ValueError` for a text."
+    if isinstance(values, str): raise ValueError(f"{name} must be a list of {name} (got the text {values!r}; did you mean [{values!r}]?)")
+    return list(values)

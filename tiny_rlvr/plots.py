@@ -316,6 +316,14 @@ LEARNING = {"reward_mean": "reward, mean", "zero_signal_fraction": "groups witho
             "ratio_mean": "probability ratio, mean",
             "completion_length": "completion length (tokens)", "kl": "KL to base (nats/token)", "clip_fraction": "clipped fraction"} # column -> panel title
 
+def _panels(n, columns, width, height, rest): # inches: of a panel, and of what is above and below the panels
+    "A figure with `n` panels, `columns` beside each other, that share their x axis."
+    rows = -(-n//columns)
+    fig, axes = plt.subplots(rows, columns, figsize=(width*columns, height*rows+rest), layout="constrained", sharex=True, squeeze=False)
+    for ax in axes.flat[n:]: ax.set_visible(False)
+    if n % columns and rows > 1: axes[-2, -1].tick_params(labelbottom=True)
+    return fig, axes.flat
+
 @_styled
 def learning_curves(
     log,          # columns seed, update and some of `columns`
@@ -325,15 +333,12 @@ def learning_curves(
     "Small multiples of the training log: every seed and the mean over seeds, per update"
     if columns is None: columns = {k: v for k, v in LEARNING.items() if k in log and log[k].notna().any()}
     if not columns: raise ValueError(f"none of {list(LEARNING)} is in the log (got {list(log.columns)})")
-    rows = -(-len(columns)//2)
-    fig, axes = plt.subplots(rows, 2, figsize=(6.6, 2.1*rows+.4), layout="constrained", sharex=True, squeeze=False)
-    for ax, (column, title) in zip(axes.flat, columns.items()):
+    fig, axes = _panels(len(columns), 2, 3.3, 2.1, .4)
+    for ax, (column, title) in zip(axes, columns.items()):
         wide, used = _smooth(_by_seed(log, column), window)
         _seed_lines(ax, wide)
         ax.set_title(title); ax.yaxis.set_major_locator(MaxNLocator(4)); ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         if np.nanmax(wide) - np.nanmin(wide) < 1e-6: ax.set_ylim(np.nanmin(wide)-.1, np.nanmax(wide)+.1) # a constant: no axis of rounding errors
-    for ax in axes.flat[len(columns):]: ax.set_visible(False)
-    if len(columns) % 2 and rows > 1: axes[-2, 1].tick_params(labelbottom=True)
     fig.supxlabel(f"update (trailing mean of {used}); thin: {_runs(wide.shape[1])}, thick: their mean", fontsize=11)
     return fig
 
@@ -559,6 +564,10 @@ def _arm_legend(fig, arms, title=None):
     fits = max(1, int(fig.get_figwidth()/(.75 + .085*max(len(str(name)) for name in arms)))) # entries beside each other
     fig.legend(handles=handles, loc="outside upper left", ncols=min(fits, len(arms)), fontsize=11, title=title, handlelength=2.6, borderaxespad=.2)
 
+def _around(fig, x, y, arms):
+    fig.supxlabel(x, fontsize=11); fig.supylabel(y, fontsize=11)
+    _arm_legend(fig, arms)
+
 @_styled
 def curves_figure(
     data, # columns seed, panel, arm, x and value
@@ -572,9 +581,8 @@ def curves_figure(
     "A panel for each `panel`, in order of appearance: every seed thin, each arm's mean over seeds thick. A seed that ended early counts on with its last value"
     _need(data, "seed", "panel", arm, x, value)
     panels, arms = list(dict.fromkeys(data.panel)), _arms(data[arm])
-    columns = min(2, len(panels)); rows = -(-len(panels)//columns)
-    fig, axes = plt.subplots(rows, columns, figsize=(3.7*columns, 2.6*rows+.6), layout="constrained", squeeze=False, sharex=True)
-    for ax, panel in zip(axes.flat, panels):
+    fig, axes = _panels(len(panels), min(2, len(panels)), 3.7, 2.6, .6)
+    for ax, panel in zip(axes, panels):
         for name, (c, ls, m) in arms.items():
             d = data[(data.panel == panel) & (data[arm] == name)]
             if not len(d): continue
@@ -585,10 +593,7 @@ def curves_figure(
         if panel in log: ax.set_yscale("log"); ax.yaxis.set_major_locator(LogLocator(numticks=6)); ax.yaxis.set_minor_locator(NullLocator())
         else: ax.yaxis.set_major_locator(MaxNLocator(5))
         ax.set_title(panel, fontsize=11.5); ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    for ax in axes.flat[len(panels):]: ax.set_visible(False)
-    if len(panels) % columns and rows > 1: axes[-2, -1].tick_params(labelbottom=True)
-    fig.supxlabel(f"{x}; thin: {_runs(data.seed.nunique())}, thick: their mean", fontsize=11); fig.supylabel(label, fontsize=11)
-    _arm_legend(fig, arms)
+    _around(fig, f"{x}; thin: {_runs(data.seed.nunique())}, thick: their mean", label, arms)
     return fig
 
 @_styled
@@ -640,7 +645,8 @@ def coverage_figure(
         top.plot(mean.index, mean, color=c, ls=ls, lw=2.2, gid=f"mean {name}")
         low.plot(x, d.take_off, m, ms=4.5, color=c, alpha=.5, mew=0, gid="seed")
         never = d[d.take_off.isna()].groupby("p_start").size()
-        for p, k in never.items(): low.text(p, updates*(1.5, 2.3)[j % 2]*2.6**(j//2), f"{k}", ha="center", va="center", fontsize=11.5, color=_text(c), fontweight="bold") # a row for each reward
+        row = updates*1.5*(2.3/1.5)**j # of counts: one for each reward, evenly spaced on the logarithmic axis
+        for p, k in never.items(): low.text(p, row, f"{k}", ha="center", va="center", fontsize=11.5, color=_text(c), fontweight="bold")
     top.plot(expected.p_start, expected.had_signal, color=C["ink"], lw=1.2, ls=(0, (1, 2)), gid="expected")
     top.text(.02, .98, "dotted: probability of a success in the run", transform=top.transAxes, va="top", fontsize=11.5)
     low.plot(expected.p_start[expected.wait <= updates], expected.wait[expected.wait <= updates], color=C["ink"], lw=1.2, ls=(0, (1, 2)), gid="expected")
@@ -663,19 +669,15 @@ def lens_figure(
     "Entropy against the probability of the target, for every policy of every stage"
     _need(points, "panel", "stage", "seed", "p", "entropy")
     panels, arms = list(dict.fromkeys(points.panel)), _arms(points.stage)
-    columns = min(2, len(panels)); rows = -(-len(panels)//columns)
-    fig, axes = plt.subplots(rows, columns, figsize=(3.7*columns, 2.7*rows+.7), layout="constrained", squeeze=False, sharex=True)
-    for ax, panel in zip(axes.flat, panels):
+    fig, axes = _panels(len(panels), min(2, len(panels)), 3.7, 2.7, .7)
+    for ax, panel in zip(axes, panels):
         for name, (c, ls, m) in arms.items():
             d = points[(points.panel == panel) & (points.stage == name)]
             for _, one in d.groupby("seed"):
                 one = one.sort_values("p")
                 ax.plot(one.p, one.entropy, color=c, ls=ls, lw=1.2, marker=m, ms=5, mew=0, alpha=.6, gid="seed")
         ax.set_title(panel, fontsize=11.5); ax.yaxis.set_major_locator(MaxNLocator(5)); ax.set_ylim(bottom=0)
-    for ax in axes.flat[len(panels):]: ax.set_visible(False)
-    if len(panels) % columns and rows > 1: axes[-2, -1].tick_params(labelbottom=True)
-    fig.supxlabel(xlabel, fontsize=11); fig.supylabel("entropy (nats)", fontsize=11)
-    _arm_legend(fig, arms)
+    _around(fig, xlabel, "entropy (nats)", arms)
     return fig
 
 # %% ../nbs/12_plots.ipynb #c081

@@ -171,13 +171,13 @@ def pretrain(
     opt = optimizer_for(model, cfg.lr, cfg.betas, cfg.weight_decay)
     if mix is not None and cfg.late_share is not None: raise ValueError("late_share changes the default mixture: it can't be had with a mix of your own")
     rng,mix = streams(cfg.seed, 'data').data,mix or mixture(cfg.target_share)
-    late = mixture(cfg.late_share) if cfg.late_share is not None else mix
+    late,late_from = (mix, end) if cfg.late_from is None else (mixture(cfg.late_share), cfg.late_from)
     settings,log,start = dict(model=asdict(model_cfg), pretrain=asdict(cfg), mix={t.name:share for t,share in mix.items()}),[],0
     if checkpoint is not None and Path(checkpoint).exists():
         meta,log = load_state(checkpoint, model, opt, settings)
         start,rng.bit_generator.state = meta['step'],meta['rng']
     for step in progress(range(start, end), desc='pretraining step', total=cfg.steps, initial=start):
-        batch = pack([tokens_of(p) for p in training_batch(rng, mix if cfg.late_from is None or step < cfg.late_from else late, cfg.batch_size)], cfg.row_width).to(device)
+        batch = pack([tokens_of(p) for p in training_batch(rng, mix if step < late_from else late, cfg.batch_size)], cfg.row_width).to(device)
         for group in opt.param_groups: group['lr'] = lr_at(cfg, step)
         loss = packed_loss(model, batch)
         opt.zero_grad()

@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['BASE', 'VERSIONS', 'SOURCES', 'TABLES', 'SUBSTRATE', 'POLICY', 'QUIET', 'repo_root', 'resolve', 'seed_dir', 'commit',
            'provenance', 'write_parquet', 'read_parquet', 'read_provenance', 'load_results', 'load_substrate',
-           'run_key', 'run_seeds', 'banner', 'claims']
+           'code_text', 'run_key', 'run_seeds', 'banner', 'markdown_table', 'claims']
 
 # %% ../nbs/13_runs.ipynb #c002
-import ast, hashlib, inspect, json, os, platform, subprocess, sys, textwrap
+import ast, hashlib, inspect, json, platform, subprocess, sys, textwrap
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 import pandas as pd, pyarrow as pa, pyarrow.parquet as pq
+from .files import replacing
 from .progress import progress
 
 # %% ../nbs/13_runs.ipynb #c005
@@ -95,15 +96,7 @@ def write_parquet(
     _check_columns(df, path)
     table = pa.Table.from_pandas(df, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **provenance})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(tmp, "wb") as f:
-            pq.write_table(table, f)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(tmp, path)
-    finally: tmp.unlink(missing_ok=True)
+    with replacing(path) as tmp: pq.write_table(table, tmp)
     return path
 
 # %% ../nbs/13_runs.ipynb #c022
@@ -159,14 +152,17 @@ def load_substrate(
     return load_checkpoint(path, device=device)
 
 # %% ../nbs/13_runs.ipynb #c036
-QUIET = {"plots", "stats", "workflow", "runs", "progress", "params", "churn", "census", "errors"} # modules that change no number of a run
+QUIET = {"plots", "stats", "workflow", "runs", "progress", "params", "files", "churn", "census", "errors"} # modules that change no number of a run
 
-def _text_of(source):
-    "Source as the text of its syntax tree: comments and docstrings don't count."
-    tree = ast.parse(textwrap.dedent(source))
+def code_text(
+    tree:ast.AST, # of a cell, a function or a module; its docstrings are taken out
+)->str:
+    "A syntax tree as text: comments and docstrings don't count."
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node, clean=False) is not None: node.body = node.body[1:]
     return ast.dump(tree)
+
+def _text_of(source): return code_text(ast.parse(textwrap.dedent(source)))
 
 def run_key(
     functions, # those that do the work
@@ -202,18 +198,27 @@ def banner(
 ):
     "Markdown that says which preset made the outputs below."
     from IPython.display import Markdown # here, because the library works without Jupyter
-    if preset == "paper": return Markdown("The outputs below come from the `paper` preset: the post's own settings.")
+    if preset == "paper": return Markdown("The outputs below come from the `paper` preset: the post's model, evaluation and settings of GRPO. "
+                                            "Pretraining was changed to reach a base like the post's; `x0_calibration` says how.")
     also = " It only shows that every step runs; no finding can be read off it." if preset == "nano" else ""
     return Markdown(f"> **Not the paper's numbers.** The outputs below come from the `{preset}` preset: a smaller model, fewer seeds, less training.{also} "
                     "`make reproduce PRESET=paper` makes the paper's.")
 
 # %% ../nbs/13_runs.ipynb #c044
+def markdown_table(
+    columns, # their names
+    rows, # each an iterable of as many cells
+):
+    "A Markdown table; a | in a cell stays a character of it. (`DataFrame.to_markdown` needs a further package.)"
+    from IPython.display import Markdown
+    def line(cells): return "| " + " | ".join(str(x).replace("|", "\\|") for x in cells) + " |"
+    return Markdown("\n".join([line(columns), "|" + "---|"*len(columns), *map(line, rows)]))
+
+# %% ../nbs/13_runs.ipynb #c048
 def claims(
     rows, # (the claim, what was found here, True, False, None where it wasn't tested, or a text)
     source="the paper", # whose claims they are
 ):
     "A Markdown table of claims, findings and verdicts."
-    from IPython.display import Markdown
     def verdict(v): return v if isinstance(v, str) else "not tested" if v is None else "**holds**" if v else "**does not hold**"
-    lines = [f"| {source} | here | does it hold? |", "|---|---|---|"]
-    return Markdown("\n".join([*lines, *("| " + " | ".join(str(x).replace("|", "\\|") for x in (claim, found, verdict(v))) + " |" for claim, found, v in rows)]))
+    return markdown_table((source, "here", "does it hold?"), [(claim, found, verdict(v)) for claim, found, v in rows])

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 import pandas as pd
 from .progress import ENV
-from .runs import BASE, TABLES, read_parquet, read_provenance, repo_root, resolve, seed_dir, write_parquet
+from .runs import BASE, TABLES, code_text, read_parquet, read_provenance, repo_root, resolve, seed_dir, write_parquet
 
 # %% ../nbs/14_workflow.ipynb #c005
 def _need(name):
@@ -79,9 +79,7 @@ def imported(
 def _code(source):
     "`source` as the text of its syntax tree, and the modules that it imports."
     tree = _parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node, clean=False) is not None: node.body = node.body[1:]
-    return ast.dump(tree), imported(tree)
+    return code_text(tree), imported(tree)
 
 # %% ../nbs/14_workflow.ipynb #c019
 @lru_cache
