@@ -21,7 +21,8 @@ import naive
 from tiny_rlvr.exact_eval import answer_logprob
 from tiny_rlvr.grpo import GRPOConfig, train
 from tiny_rlvr.model import GPT, GPTConfig, fast_float32, load_checkpoint, save_checkpoint, to_hf
-from tiny_rlvr.pretrain import PretrainConfig, pretrain, tokens_of
+from tiny_rlvr.pretrain import PretrainConfig, clip_gradients, optimizer_for, pack, packed_loss, pretrain, tokens_of
+from tiny_rlvr.rollout import generate
 from tiny_rlvr.runs import provenance, write_parquet
 from tiny_rlvr.tasks import GRID, TARGET, eval_set, mixture, streams, training_batch
 from tiny_rlvr.terrain import measure_task, terrain_map
@@ -190,7 +191,7 @@ def update_problems(seed, updates): # what `train` draws with this seed
     return [TARGET.sample(8, rng, distinct=True) for _ in range(updates)]
 
 
-def our_updates(base, seed, block, **settings):
+def our_updates(base, seed, block, naive_too=True, **settings):
     rows, laps, model, plain = [], Laps(), deepcopy(base), deepcopy(base)
     reference, opt, problems, total = deepcopy(base).requires_grad_(False), naive.optimizer_for(plain, 1e-5), update_problems(seed, block), []
     of_reference, of_policy = Tokens(reference), Tokens(model)
@@ -198,7 +199,7 @@ def our_updates(base, seed, block, **settings):
     def others(update, _):
         total.append(laps.lap())
         counts.append((of_policy.forward, of_policy.trained, of_reference.forward, of_policy.calls))
-        rows.append(row("GRPO update", "naive", seed*block+update, seconds=timed(lambda: naive.grpo_update(plain, opt, problems[update], signal_in_half))))
+        if naive_too: rows.append(row("GRPO update", "naive", seed*block+update, seconds=timed(lambda: naive.grpo_update(plain, opt, problems[update], signal_in_half))))
         of_policy.reset(), of_reference.reset()
         laps.restart()
     log = train(model, GRPOConfig(updates=block, **settings), TARGET, signal_in_half, seed, reference, others)
@@ -270,6 +271,128 @@ def papermill(repeats):
         return [row("an empty notebook", way, repeat, seconds=timed(lambda: run(way))) for repeat in range(max(1, repeats//2)) for way in ways]
 
 
+# What operators are called in a profile. Not listed: the rest of PyTorch's.
+OPERATORS = {
+    "the blocks' products": ["aten::mm", "aten::addmm"],
+    "attention": ["aten::bmm", "aten::_softmax", "aten::_softmax_backward_data"],
+    "GELU": ["aten::gelu", "aten::gelu_backward"],
+    "LayerNorm": ["aten::native_layer_norm", "aten::native_layer_norm_backward"],
+    "optimizer": ["aten::_fused_adamw_", "aten::linalg_vector_norm", "Optimizer.step#AdamW.step"],
+}
+
+
+class Profile:
+    "Profiles a loop from the end of step `first` to the end of step `last`; give it as the loop's callback."
+    def __init__(self, first, last): self.first, self.last, self.profiler = first, last, torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    def __call__(self, step, model):
+        if step == self.first: self.begin(model)
+        if step == self.last: self.end()
+    def begin(self, model):
+        self.tokens = Tokens(model)
+        self.profiler.start()
+        self.start = time.perf_counter()
+    def end(self):
+        self.seconds = time.perf_counter()-self.start
+        self.profiler.stop()
+    def rows(self, job, steps, useful):
+        "Seconds a step of each kind of operator, and of what is outside of them all; useful and done FLOP of the blocks' products, and the limit's."
+        spent = {e.key: e.self_cpu_time_total/1e6 for e in self.profiler.key_averages()}
+        parts = {kind: sum(spent.pop(name, 0.) for name in names) for kind, names in OPERATORS.items()}
+        parts |= {"other operators": sum(spent.values())}
+        parts |= {"outside operators": self.seconds-sum(parts.values()), "wall": self.seconds}
+        done = (2*self.tokens.forward + 6*self.tokens.trained)*BLOCK_PARAMS
+        best = max(v["flop"]/v["seconds"] for _ in range(3) for v in limits(MatrixProducts(1024)).values())
+        new = [row(f"profile of {job}", part, seconds=s/steps) for part, s in parts.items()]
+        return new + [row(f"profile of {job}", "done", flop=done/steps), row(f"profile of {job}", "useful", flop=useful/steps), row(f"profile of {job}", "limit", flop=best, seconds=1.)]
+
+
+def profile(repeats):
+    "Where the time of a pretraining step, a GRPO update and an exact p goes, by kind of operator. The profiler itself slows small operators."
+    rng, n = streams(0, "data").data, 6
+    batches = [training_batch(rng, mixture(0.01), 256) for _ in range(n)]
+    p = Profile(1, n-1)
+    pretrain(CFG, PretrainConfig(steps=n, warmup=1), on_step=p)
+    rows = p.rows("pretraining step", n-2, 6*BLOCK_PARAMS*sum(len(tokens_of(q))-1 for b in batches[2:] for q in b))
+    base, n = policy(), 22
+    p = Profile(1, n-1)
+    train(deepcopy(base), GRPOConfig(updates=n, kl_groups=0), TARGET, signal_in_half, 0, on_update=p)
+    rows += p.rows("GRPO update", n-2, (2*p.tokens.forward + 6*p.tokens.trained)*BLOCK_PARAMS)
+    base.requires_grad_(False)
+    problems = eval_set(TARGET, 2000, 10000)
+    asked = [q.prompt for q in problems], [q.answer for q in problems]
+    answer_logprob(base, *(x[:100] for x in asked))
+    p = Profile(None, None)
+    p.begin(base)
+    with torch.no_grad(): answer_logprob(base, *asked)
+    p.end()
+    return rows + p.rows("exact p", 1, 2*BLOCK_PARAMS*sum(len(tokens_of(q))-1 for q in problems))
+
+
+# ---- ideas that were weighed
+
+def ideas(repeats):
+    "Things that could be faster, each beside what the library does, in turn."
+    return [*pretraining_ideas(repeats), *rollout_ideas(repeats), *side_by_side(max(1, repeats//5))]
+
+
+def pretraining_ideas(repeats):
+    "torch.compile (its compile time is the row `compilation`), and bf16 where autocast allows it."
+    rng = streams(0, "data").data
+    batches = [pack([tokens_of(p) for p in training_batch(rng, mixture(0.01), 256)]) for _ in range(repeats+2)]
+    def stepper(call, model, bf16=False):
+        opt = optimizer_for(model, 3e-4)
+        def step(b):
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16): loss = packed_loss(call, b)
+            opt.zero_grad()
+            loss.backward()
+            clip_gradients(model, 1.)
+            opt.step()
+        return step
+    models = [GPT(CFG) for _ in range(3)]
+    steps = {"ours": stepper(models[0], models[0]), "torch.compile": stepper(torch.compile(models[1], dynamic=True), models[1]), "bf16 autocast": stepper(models[2], models[2], True)}
+    first = {side: sum(timed(lambda: step(b)) for b in batches[:2]) for side, step in steps.items()}
+    rows = [row("idea: pretraining step", side, i, seconds=timed(lambda: step(b))) for i, b in enumerate(batches[2:]) for side, step in steps.items()]
+    return rows + [row("idea: pretraining step", "compilation", seconds=first["torch.compile"]-first["ours"])]
+
+
+def rollout_ideas(repeats):
+    "inference_mode instead of no_grad; no KL to the base, which TRL doesn't measure either."
+    base, prompts, noise = policy().requires_grad_(False), [p.prompt for p in update_problems(0, 1)[0]], np.random.default_rng(0).random((64, 8))
+    def sample(): generate(base, prompts, 8, noise)
+    def inference():
+        with torch.inference_mode(): sample()
+    sample(), inference()
+    rows = [row("idea: rollout", side, i, seconds=timed(f)) for i in range(3*repeats) for side, f in {"ours": sample, "inference_mode": inference}.items()]
+    for i in range(max(1, repeats//5)):
+        for side, groups in {"ours": 1, "without KL": 0}.items():
+            rows += [r | dict(side=side, measure="idea: GRPO update") for r in our_updates(policy(), i, 6, naive_too=False, kl_groups=groups) if r["side"] == "ours" and r["repeat"] % 6]
+    return rows
+
+
+def one_of_two(side):
+    "Median seconds of an update, warm."
+    base, n = policy(), 12
+    if side == "ours": new = our_updates(base, 0, n, naive_too=False)
+    elif side == "TRL": new = trl_updates(base, 0, n)
+    else:
+        opt, problems = naive.optimizer_for(base, 1e-5), update_problems(0, n)
+        new = [row("", side, i, seconds=timed(lambda: naive.grpo_update(base, opt, problems[i], signal_in_half))) for i in range(n)]
+    return float(np.median([r["seconds"] for r in new if r["side"] == side and r["repeat"] >= 2]))
+
+
+def side_by_side(repeats):
+    "One seed with all threads, and as many seeds as threads with one each, as the workflow runs them: seconds of an update of each."
+    rows = []
+    for repeat, side in itertools.product(range(repeats), ("ours", "naive", "TRL")):
+        for n, threads in (1, THREADS), (THREADS, 1):
+            command = [sys.executable, __file__, "--one-of-two", side, "--threads", str(threads)]
+            running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(n)]
+            done = [p.communicate() for p in running]
+            if any(p.returncode for p in running): raise RuntimeError(done[0][1][-2000:])
+            rows += [row("seeds side by side", f"{side}, {'one' if n == 1 else 'side by side'}", repeat, seconds=float(out.split()[-1])) for out, _ in done]
+    return rows
+
+
 JOBS = dict(
     pretraining=lambda: pretrain(CFG, PretrainConfig(steps=3, warmup=1)),
     grpo=lambda: train(policy(), GRPOConfig(updates=5), TARGET, signal_in_half),
@@ -314,7 +437,7 @@ def seed_of_x1(repeats, *more):
     return [row("a seed of x1", k, seconds=v) for k, v in parts.items()]
 
 
-PARTS = dict(machine=machine, pretraining=pretraining, exact=exact, grpo=grpo, terrain=terrain, papermill=papermill, memory=memory, seed=seed_of_x1)
+PARTS = dict(machine=machine, pretraining=pretraining, exact=exact, grpo=grpo, terrain=terrain, papermill=papermill, memory=memory, seed=seed_of_x1, profile=profile, ideas=ideas)
 
 
 def others_share():
@@ -337,6 +460,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count()))
     parser.add_argument("--job", choices=JOBS, help=argparse.SUPPRESS)  # what `memory` starts
+    parser.add_argument("--one-of-two", choices=["ours", "naive", "TRL"], help=argparse.SUPPRESS)  # what `side_by_side` starts
     args = parser.parse_args()
     THREADS = args.threads
     torch.set_num_threads(THREADS)
@@ -344,6 +468,7 @@ def main():
     if args.job:
         JOBS[args.job]()
         return print(peak_memory())
+    if args.one_of_two: return print(one_of_two(args.one_of_two))
     table = pd.read_parquet(TIMINGS) if TIMINGS.exists() else pd.DataFrame()
     for part in args.parts or PARTS:
         share = others_share() if Path("/proc/stat").exists() else lambda: float("nan")
