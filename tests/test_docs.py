@@ -357,6 +357,19 @@ def test_the_page_works_as_a_file_of_its_own(browser, site, tmp_path):
 def test_a_shipped_page_to_explore_is_small(file): assert 1e6 < file.stat().st_size < 6e6
 
 
+def test_the_shipped_page_tells_what_happened_to_any_sum(browser):
+    p = [float(df.query("a == 507 and b == 397").p.iloc[0]) for name in ("base", "0") for df in [pd.read_parquet(ROOT/f"results/x1_census_{name}.parquet")]]
+    page = browser.new_page()
+    page.set_default_timeout(SLOW)
+    page.goto(f"file://{ROOT/'figures/explore.html'}")
+    page.wait_for_function("window.explore && window.explore.ready")
+    page.get_by_label("Find a problem").fill("507+397")
+    page.keyboard.press("Enter")
+    said = re.search(r"507\+397 = 904: p before about ([\d.e-]+), after in seed 0 about ([\d.e-]+), as the census", page.locator("#found").inner_text())
+    for of_page, exact in zip(map(float, said.groups()), p): assert abs(np.log(of_page / (1 - of_page)) - np.log(exact / (1 - exact))) < .15
+    page.close()
+
+
 def test_screenshots_for_a_person_to_look_at(visit, site):
     folder = ROOT/"runs/screenshots"
     folder.mkdir(parents=True, exist_ok=True)

@@ -60,6 +60,15 @@ def test_p_of_the_base_is_the_substrate_s(shipped):
     again = np.exp(answer_logprob(load_substrate(RESULTS), some.prompt, some.answer))
     assert np.abs(again - some.p).max() < 1e-5
 
+@pytest.mark.parametrize("seed, name", [(BASE, "base"), (0, "0")])
+def test_the_census_has_every_sum_once_and_agrees_with_those_that_were_drawn(shipped, seed, name):
+    df = pd.read_parquet(RESULTS/f"x1_census_{name}.parquet")
+    assert len(df) == len(df.drop_duplicates(["a", "b"])) == TARGET.n_problems and set(df.seed) == {seed}
+    drawn = shipped.x1_p_correct[shipped.x1_p_correct.seed == seed]
+    again = df.set_index(df.a.astype(str) + "+" + df.b.astype(str) + "=").p[drawn.prompt]
+    assert np.abs(again.to_numpy() - drawn.p.to_numpy()).max() < 1e-5
+    assert read_provenance(RESULTS/f"x1_census_{name}.parquet")["preset"] == "paper"
+
 def test_the_figures_csv_is_pass_at_k_of_the_shipped_p(p):
     csv = pd.read_csv(FIGURES/"figure1_capability.csv", index_col="k")
     for k, row in csv.iterrows():
