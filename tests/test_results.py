@@ -1,5 +1,6 @@
 "Claims about what is shipped: results/ is whole, agrees with itself and with the frozen policy, and the figures show it."
 import json
+import re
 
 import matplotlib
 matplotlib.use("Agg")
@@ -11,9 +12,9 @@ from tiny_rlvr.exact_eval import answer_logprob
 from tiny_rlvr.grpo import GRPOConfig, train
 from tiny_rlvr.model import load_tensors
 from tiny_rlvr.plots import capability_figure, terrain_figure
-from tiny_rlvr.runs import BASE, SUBSTRATE, TABLES, load_results, load_substrate, read_provenance, repo_root
+from tiny_rlvr.runs import BASE, SUBSTRATE, TABLES, load_results, load_substrate, read_parquet, read_provenance, repo_root
 from tiny_rlvr.tasks import EVERYDAY, TARGET, eval_set
-from tiny_rlvr.workflow import load_preset
+from tiny_rlvr.workflow import DEMYSTIFY, load_preset
 
 RESULTS, FIGURES = repo_root()/"results", repo_root()/"figures"
 SEEDS = range(BASE, load_preset("paper")["n_seeds"])
@@ -132,3 +133,31 @@ def test_a_seed_run_again_takes_the_same_first_steps(shipped, settings):
     assert np.abs(again.reward_mean - first.reward_mean).max() <= 1.01/n
     assert np.abs(again.entropy - first.entropy).max() < .02
     assert np.abs(again.completion_length - first.completion_length).max() <= 2.01/n
+
+# results/mini: the experiments of `make demystify`.
+
+@pytest.mark.parametrize("name", DEMYSTIFY)
+def test_a_demystify_table_holds_ten_seeds_of_a_commit_and_columns_that_the_readme_names(name):
+    df, origin = (read(RESULTS/f"mini/{name}.parquet") for read in (read_parquet, read_provenance))
+    assert len(origin["commit"]) == 40 and origin["preset"] == "mini"
+    assert set(df.seed) - {BASE} == set(range(json.loads(origin["parameters"])["arm_seeds"])) and len(set(df.seed) - {BASE}) >= 10
+    section = (RESULTS/"README.md").read_text().split("## mini/")[1]
+    told = section.split("**")[0] + re.search(rf"\*\*{name}\.parquet\*\*: .*", section)[0]
+    assert [c for c in df if f"`{c}`" not in told and not re.fullmatch("mass [1-5] milestones", c)] == []
+
+def test_every_size_and_start_of_d4_has_every_seed_and_both_rewards():
+    df = read_parquet(RESULTS/"mini/d4_scale.parquet")
+    scaled = df[df.rule == "by width"]
+    assert df["size"].nunique() >= 4 and df.n_params.min() < 2e5 and df.n_params.max() > 2e6
+    assert (scaled.groupby(["size", "base", "reward"]).seed.nunique() == df.seed.nunique()).all() and len(scaled.drop_duplicates(["size", "base", "reward"])) == df["size"].nunique()*4*2
+    width = df["size"].str.split("x").str[1].astype(int)
+    assert np.ptp((df.lr*width)[df.rule == "by width"]) < 1e-9 and df.lr[df.rule == "same"].nunique() == 1
+    assert np.ptp(scaled[scaled.base == "SFT+"].p_start) < 1e-3  # scale at equal coverage
+
+def test_the_entropy_bounds_of_d5_are_narrow_and_in_order():
+    df = read_parquet(RESULTS/"mini/d5_entropy_lens.parquet")
+    width = df.entropy_high - df.entropy_low
+    last = df[df.stage == "pretraining"].groupby("panel").tail(1).set_index("panel")
+    assert (width > -1e-9).all() and (width < .05).all() and (df.open <= 1).all()
+    way = df[df.on_way & (df.seed != BASE) & (df.panel == "target")]
+    assert (way.p > last.p["target"]).all() and (way.p <= way.goal*1.01).all()

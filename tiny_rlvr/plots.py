@@ -602,6 +602,7 @@ def outcome_figure(
     label, # what the value is, with its unit
     start=None, # where all began, as a line; or {group: start}
     arms=None, # all arms there are, in order, where these are only some: so that an arm looks the same in several figures
+    began="before RL", # what the line of `start` is
 )->plt.Figure:
     "Every seed of every arm, group by group along the axis, with means and 95% intervals over seeds"
     _need(data, "seed", "group", "arm", "value")
@@ -619,7 +620,7 @@ def outcome_figure(
             ax.plot([at, at], [low, high], color=c, lw=2.2, gid="interval"); ax.plot(at, mean, m, ms=8, color=c, mec="white", gid=f"mean {name}")
         begin = start.get(group) if isinstance(start, dict) else start
         if begin is not None: ax.hlines(begin, i-.45, i+.45, color=C["neutral"], lw=1.2, ls=":", gid="start")
-    if start is not None: ax.text(.99, .99, "dotted: before RL", transform=ax.transAxes, ha="right", va="top", fontsize=11, color=_text(C["neutral"]))
+    if start is not None: ax.text(.99, .99, f"dotted: {began}", transform=ax.transAxes, ha="right", va="top", fontsize=11, color=_text(C["neutral"]))
     ax.set_xticks(range(len(groups)), groups); ax.set(xlim=(-.6, len(groups)-.4), ylabel=label); ax.grid(axis="x", visible=False)
     lo, hi = ax.get_ylim(); ax.set_ylim(lo, hi + .1*(hi-lo))
     _arm_legend(fig, arms)

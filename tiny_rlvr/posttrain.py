@@ -110,7 +110,7 @@ class SFTConfig:
         check_params({k:v for k,v in vars(self).items() if k != 'betas'}, lr=positive, grad_clip=positive, rel_tol=positive, n_target=at_least(1), n_everyday=at_least(0), settle=at_least(0), max_steps=at_least(1))
 
 # %% ../nbs/08_posttrain.ipynb #c015
-def _train_until(model, stop, loss_of, cfg, name, strict):
+def _train_until(model, stop, loss_of, cfg, name, strict, on_step):
     "Steps of AdamW on `loss_of(step)` until `stop` says so; a row for each: step, loss, p."
     opt,losses = optimizer_for(model, cfg.lr, cfg.betas),[]
     for step in progress(range(cfg.max_steps), desc=f'{name} step'):
@@ -121,7 +121,9 @@ def _train_until(model, stop, loss_of, cfg, name, strict):
         if not np.isfinite(loss.item()): raise FloatingPointError(f"step {step}: loss {loss.item()}; a lower lr (now {cfg.lr}) may help")
         opt.step()
         losses.append(loss.item())
-        if stop(step, model): break
+        done = stop(step, model)
+        if on_step is not None: on_step(step, model, stop.p[-1])
+        if done: break
     if strict and not stop.reached: raise ValueError(f"{name} did not bring p from {stop.start:.3g} to {stop.goal:.3g} in {cfg.max_steps} steps (it ended at {stop.p[-1]:.3g}): more max_steps or another lr (now {cfg.lr}) may")
     return pd.DataFrame(dict(step=range(len(losses)), loss=losses, p=stop.p))
 
@@ -134,6 +136,7 @@ def sft(
     seed:int=0, # of the examples
     everyday=EVERYDAY, # tasks to rehearse, in equal shares; or a mixture {task: share}
     strict:bool=True, # whether not getting there is an error
+    on_step=None, # called as on_step(step, model, p) after each step, with the target's p after it
 )->pd.DataFrame: # one row a step: step, loss (nats), p (mean exact, after it)
     """Fine-tune until the exact probability of the target is `goal`, by likelihood while it's below (SFT+) and by unlikelihood while it's above (SFT-), everyday tasks rehearsed in both.
 
@@ -146,7 +149,7 @@ def sft(
         if stop.up: return packed_loss(model, pack([tokens_of(p) for p in target+rest]).to(model.device))
         kept = packed_loss(model, pack([tokens_of(p) for p in rest]).to(model.device)) if rest else 0.
         return kept + unlikelihood_loss(model, target)
-    return _train_until(model, stop, loss_of, cfg, 'SFT', strict)
+    return _train_until(model, stop, loss_of, cfg, 'SFT', strict, on_step)
 
 def measured_on(
     task, # a Task or Phrase
@@ -221,6 +224,7 @@ def dpo(
     seed:int=0, # of problems and sampling noise
     reference:GPT=None, # default: a copy of the model as it comes
     strict:bool=True, # whether not getting there is an error
+    on_step=None, # called as on_step(step, model, p) after each step, with the target's p after it
 )->pd.DataFrame: # one row a step: step, loss, p
     """Train by DPO on fresh pairs in each step, all sampled from the reference, until the exact probability of the target is `goal`.
 
@@ -235,4 +239,4 @@ def dpo(
         with torch.no_grad(): ref = both(reference)
         chosen,rejected = both(model)
         return dpo_loss(chosen, rejected, *ref, cfg.beta) - cfg.nll_weight*chosen.sum()/sum(map(len, pairs.chosen_tokens))
-    return _train_until(model, stop, loss_of, cfg, 'DPO', strict)
+    return _train_until(model, stop, loss_of, cfg, 'DPO', strict, on_step)
