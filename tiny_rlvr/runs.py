@@ -179,9 +179,11 @@ def run_seeds(
     folder, # gets <seed>.parquet
     params:dict, # all that the runs depend on, besides the seed
     uses=(), # further functions of the notebook that `run_seed` calls
+    reads=(), # files that the runs start from, such as the substrate
 )->pd.DataFrame: # the seeds' tables one after the other, with a column seed
-    "Run every seed that isn't there yet, or that was made by other code or parameters, and put all of them together."
-    folder, key, parts = resolve(folder), run_key([run_seed, *uses], params), []
+    "Run every seed that isn't there yet, or that was made by other code, parameters or files, and put all of them together."
+    content = {Path(f).name: hashlib.sha256(resolve(f).read_bytes()).hexdigest() for f in reads}
+    folder, key, parts = resolve(folder), run_key([run_seed, *uses], {**params, **content}), []
     for seed in progress(range(n_seeds), f"{folder.name}: seed"):
         path = folder/f"{seed}.parquet"
         made_by = None
