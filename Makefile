@@ -3,7 +3,7 @@
 # make ablation             a few seeds of each of several settings of GRPO, on calibration problems (about ten minutes at paper, the preset it is meant for)
 # make demystify            the paper's questions: coverage, reward density, random rewards, scale, entropy (at most 45 minutes at mini, on 2 cores); PRESET as above
 # make figures              draw every figure from the shipped results/ again
-# make bench               the benchmarks again, into benchmarks/ (about ten minutes, two quiet cores)
+# make bench               the benchmarks again, into benchmarks/ (about a quarter of an hour, two quiet cores)
 # make test                 the notebooks' own tests, then tests/
 # make lab                  JupyterLab on the notebooks
 # make notebooks            put the outputs of the last run into the committed notebooks, its figures into figures/ (PRESET=paper: tables into results/ too)
