@@ -323,7 +323,7 @@ def profile(repeats):
     answer_logprob(base, *(x[:100] for x in asked))
     p = Profile(None, None)
     p.begin(base)
-    with torch.no_grad(): answer_logprob(base, *asked)
+    answer_logprob(base, *asked)
     p.end()
     return rows + p.rows("exact p", 1, 2*BLOCK_PARAMS*sum(len(tokens_of(q))-1 for q in problems))
 
