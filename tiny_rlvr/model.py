@@ -123,10 +123,12 @@ class GPT(nn.Module):
     def n_params(self): return sum(p.numel() for p in self.parameters())
 
 # %% ../nbs/02_model.ipynb #c024
-def fast_float32()->bool: # whether oneDNN does them from here on
+def fast_float32(
+    width:int=None, # of a model that reads few tokens at a time; up to 256 PyTorch's setting stays as it was, since a call of oneDNN costs more there than it saves. None: many tokens at a time
+)->bool: # whether oneDNN does them from here on
     "Let oneDNN do this process's float32 matrix products on the CPU, unless it rounds them to bfloat16: then PyTorch's setting stays as it was."
     setting = torch.backends.mkldnn.matmul
-    if not torch.backends.mkldnn.is_available(): return False
+    if not torch.backends.mkldnn.is_available() or (width is not None and width <= 256): return False
     before = setting.fp32_precision
     a,b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
     exact = a.double() @ b.double()
@@ -136,7 +138,7 @@ def fast_float32()->bool: # whether oneDNN does them from here on
     setting.fp32_precision = before
     return False
 
-# %% ../nbs/02_model.ipynb #c027
+# %% ../nbs/02_model.ipynb #c029
 class PrefixTree:
     "Sequences laid out in one row, shared prefixes once. Nodes are numbered in order of arrival, so a parent comes before its children."
     def __init__(self): self.ids,self.parents,self.depths,self.children = [],[],[],{}
@@ -174,7 +176,7 @@ class PrefixTree:
             m[i,i] = True
         return m[start:]
 
-# %% ../nbs/02_model.ipynb #c032
+# %% ../nbs/02_model.ipynb #c034
 def tree_tensors(tree:PrefixTree, device="cpu", start:int=0, mask:np.ndarray=None):
     "`ids` [1, n], `pos` [1, n] and `mask` [1, 1, n, len(tree)] of the nodes from `start` on, ready for `GPT.forward`."
     ids,pos = (torch.tensor([x[start:]], device=device) for x in (tree.ids, tree.depths))
@@ -185,7 +187,7 @@ def tree_logits(model:GPT, tree:PrefixTree)->torch.Tensor: # [nodes, vocab_size]
     ids,pos,mask = tree_tensors(tree, model.device)
     return model(ids, pos, mask)[0]
 
-# %% ../nbs/02_model.ipynb #c035
+# %% ../nbs/02_model.ipynb #c037
 def save_tensors(tensors:dict, path, metadata:dict=None):
     "Write a safetensors file, whole or not at all. Equal tensors and metadata give equal bytes."
     meta = {'meta':json.dumps(metadata or {}, sort_keys=True)} # one key: safetensors writes several in random order
@@ -200,7 +202,7 @@ def load_tensors(path)->tuple[dict, dict]: # tensors by name, metadata
         return tensors, json.loads(meta['meta']) if 'meta' in meta else meta
     except SafetensorError as e: raise ValueError(f"{path} is truncated or isn't a safetensors file ({path.stat().st_size} bytes): {e}") from None
 
-# %% ../nbs/02_model.ipynb #c036
+# %% ../nbs/02_model.ipynb #c038
 def save_checkpoint(
     model:GPT, # the policy to save
     path, # where to; folders are made
@@ -226,7 +228,7 @@ def load_checkpoint(
     model.load_state_dict(tensors)
     return model.to(device)
 
-# %% ../nbs/02_model.ipynb #c041
+# %% ../nbs/02_model.ipynb #c043
 def to_hf(
     model:GPT # the policy to export
 ): # a transformers.GPT2LMHeadModel in eval mode

@@ -603,6 +603,7 @@ def outcome_figure(
     start=None, # where all began, as a line; or {group: start}
     arms=None, # all arms there are, in order, where these are only some: so that an arm looks the same in several figures
     began="before RL", # what the line of `start` is
+    xlabel="", # what the groups are
 )->plt.Figure:
     "Every seed of every arm, group by group along the axis, with means and 95% intervals over seeds"
     _need(data, "seed", "group", "arm", "value")
@@ -621,7 +622,7 @@ def outcome_figure(
         begin = start.get(group) if isinstance(start, dict) else start
         if begin is not None: ax.hlines(begin, i-.45, i+.45, color=C["neutral"], lw=1.2, ls=":", gid="start")
     if start is not None: ax.text(.99, .99, f"dotted: {began}", transform=ax.transAxes, ha="right", va="top", fontsize=11, color=_text(C["neutral"]))
-    ax.set_xticks(range(len(groups)), groups); ax.set(xlim=(-.6, len(groups)-.4), ylabel=label); ax.grid(axis="x", visible=False)
+    ax.set_xticks(range(len(groups)), groups); ax.set(xlim=(-.6, len(groups)-.4), xlabel=xlabel, ylabel=label); ax.grid(axis="x", visible=False)
     lo, hi = ax.get_ylim(); ax.set_ylim(lo, hi + .1*(hi-lo))
     _arm_legend(fig, arms)
     return fig
@@ -636,7 +637,7 @@ def coverage_figure(
     "Final probability, and updates to take-off, of every run against its initial probability"
     _need(runs, "seed", "reward", "p_start", "p_end", "take_off"); _need(expected, "p_start", "wait", "had_signal")
     arms = _arms(runs.reward)
-    fig, (top, low) = plt.subplots(2, 1, figsize=(6.6, 6.6), sharex=True, layout="constrained")
+    fig, (top, low) = plt.subplots(2, 1, figsize=(7.4, 6.6), sharex=True, layout="constrained")
     n = len(arms)
     for j, (name, (c, ls, m)) in enumerate(arms.items()):
         d = runs[runs.reward == name]
@@ -647,7 +648,7 @@ def coverage_figure(
         low.plot(x, d.take_off, m, ms=4.5, color=c, alpha=.5, mew=0, gid="seed")
         never = d[d.take_off.isna()].groupby("p_start").size()
         row = updates*1.5*(2.3/1.5)**j # of counts: one for each reward, evenly spaced on the logarithmic axis
-        for p, k in never.items(): low.text(p, row, f"{k}", ha="center", va="center", fontsize=11.5, color=_text(c), fontweight="bold")
+        for p, k in never.items(): low.text(p, row, f"{k}", ha="center", va="center", fontsize=11, color=_text(c))
     top.plot(expected.p_start, expected.had_signal, color=C["ink"], lw=1.2, ls=(0, (1, 2)), gid="expected")
     top.text(.02, .98, "dotted: probability of a success in the run", transform=top.transAxes, va="top", fontsize=11.5)
     low.plot(expected.p_start[expected.wait <= updates], expected.wait[expected.wait <= updates], color=C["ink"], lw=1.2, ls=(0, (1, 2)), gid="expected")

@@ -220,7 +220,10 @@ def markdown_table(
 def claims(
     rows, # (the claim, what was found here, True, False, None where it wasn't tested, or a text)
     source="the paper", # whose claims they are
+    save=None, # CSV file that gets them too
 ):
-    "A Markdown table of claims, findings and verdicts."
+    "A Markdown table of claims, findings and verdicts; the file has its columns, without emphasis."
     def verdict(v): return v if isinstance(v, str) else "not tested" if v is None else "**holds**" if v else "**does not hold**"
-    return markdown_table((source, "here", "does it hold?"), [(claim, found, verdict(v)) for claim, found, v in rows])
+    table = pd.DataFrame([(claim, found, verdict(v)) for claim, found, v in rows], columns=[source, "here", "does it hold?"])
+    if save is not None: table.replace(r"\*\*", "", regex=True).to_csv(save, index=False)
+    return markdown_table(table.columns, table.itertuples(index=False))
