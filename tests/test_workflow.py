@@ -270,7 +270,7 @@ def test_each_question_gets_a_table_of_every_seed_and_figures_and_ends_with_clai
     for name in DEMYSTIFY:
         df, origin = (read(demystified.run/f"results/{name}.parquet") for read in (read_parquet, read_provenance))
         assert set(df.seed) - {-1} == set(range(NANO["arm_seeds"])) and origin["preset"] == "nano"
-        assert any(f.startswith(name[:3]) for f in figures)
+        assert any(f.startswith(name[:3]) and f.endswith(".svg") for f in figures) and f"{name[:2]}_claims.csv" in figures
         cells = json.loads((demystified.run/f"notebooks/{name}.ipynb").read_text())["cells"]
         assert any("does it hold?" in "".join(o.get("data", {}).get("text/markdown", "")) for c in cells for o in c.get("outputs", []))
 
