@@ -1,7 +1,7 @@
 # make reproduce            from nothing to every table and figure, at the mini preset   (PRESET=nano, mini or paper)
 # make census               p of all 810,000 target problems, for the base and one tuned policy (about a minute a policy at mini, a quarter of an hour at paper); PRESET as above
 # make ablation             a few seeds of each of several settings of GRPO, on calibration problems (about ten minutes at paper, the preset it is meant for)
-# make demystify            the paper's questions: coverage, reward density, random rewards, scale, entropy (sized for 45 minutes at mini, on 2 cores); PRESET as above
+# make demystify            the paper's questions: coverage, reward density, random rewards, scale, entropy (about 45 minutes at mini, on 2 quiet cores); PRESET as above
 # make figures              draw every figure from the shipped results/ again
 # make bench               the benchmarks again, into benchmarks/ (about a quarter of an hour, two quiet cores)
 # make test                 the notebooks' own tests, then tests/

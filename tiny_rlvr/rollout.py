@@ -81,12 +81,11 @@ def _grow(model, prompts, group_size, uniforms, temperature, T, out, first):
     for t in range(T):
         start = 0 if logp is None else len(logp)
         if len(tree) > start: # run the new nodes
-            rows = tree.rows(start, mask=mask)
-            ids,pos,m = tree_tensors(tree, model.device, start, rows)
+            mask = tree.rows(mask=mask)
+            ids,pos,m = tree_tensors(tree, model.device, start, mask[start:])
             new = (model(ids, pos, m, cache)[0].double()/temperature).log_softmax(-1).cpu()
             if not torch.isfinite(new).all(): raise FloatingPointError("the policy's logits aren't finite: its weights are damaged")
             logp = new if logp is None else torch.cat([logp, new])
-            mask = np.concatenate([np.pad(mask, ((0,0), (0,len(tree)-start))), rows]) if mask is not None else rows
         lp = logp[at[live]] # [live, vocab_size]
         token = lp.argmax(-1) if uniforms is None else inverse_cdf(lp.exp(), uniforms[live,t])
         i = first + live
